@@ -1,0 +1,1 @@
+"""KVCMAS and the engine it runs on: a library that needs no other package of this repository."""

@@ -1,0 +1,1 @@
+"""The engine: segments, workflows, rotary alignment, model adapters, executor and accounting."""

@@ -1,0 +1,150 @@
+"""What the executor needs from a model, and the adapter for Transformers' Llama and Qwen2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvcmas.engine.rope import Rope
+from kvcmas.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Shape of a decoder-only language model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    ffn: int
+    vocab: int
+    max_positions: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def layer_flops(self, kv_rows: int, rows: int, attended: int) -> int:
+        """Multiply-adds times two of one layer.
+
+        ``kv_rows`` rows get K and V; ``rows`` of them go through attention, output projection and
+        MLP and see ``attended`` (query, key) pairs in total.
+        """
+        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        per_row = 4 * self.hidden * q_dim + 6 * self.hidden * self.ffn
+        return 4 * self.hidden * kv_dim * kv_rows + per_row * rows + 4 * q_dim * attended
+
+
+class ModelAdapter(Protocol):
+    """A model's layer functions on ``[rows, hidden]``; q, k, v are ``[heads, rows, head_dim]``."""
+
+    spec: ModelSpec
+    rope: Rope
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings ``[rows, hidden]`` of ids ``[rows]``."""
+        ...
+
+    def input_norm(self, layer: int, hidden: Tensor) -> Tensor:
+        """Normalised residual rows."""
+        ...
+
+    def project_kv(self, layer: int, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Unrotated keys and values."""
+        ...
+
+    def project_q(self, layer: int, normed: Tensor) -> Tensor:
+        """Unrotated queries."""
+        ...
+
+    def finish(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Residual rows after output projection and MLP of ``attended [heads, rows, head_dim]``."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits ``[rows, vocab]``."""
+        ...
+
+
+class TransformersAdapter:
+    """Llama and Qwen2 of Transformers (also as the language trunk of LLaVA-OneVision).
+
+    Calls the model's own modules; nothing is patched. Runs on the model's device and dtype.
+
+    Raises:
+        UserError: an architecture whose layers do something this adapter does not know.
+    """
+
+    KNOWN = ("llama", "qwen2")
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        if config.model_type not in self.KNOWN:
+            raise UserError(
+                f"model type {config.model_type!r} is not supported; known: {', '.join(self.KNOWN)}"
+            )
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if "sliding_attention" in kinds:
+            raise UserError("sliding-window attention is not supported")
+        trunk = model.get_decoder()
+        self._embed: nn.Module = trunk.embed_tokens
+        self._layers: list[Any] = list(trunk.layers)
+        self._norm: nn.Module = trunk.norm
+        self._head: nn.Module = model.get_output_embeddings()
+        weight = trunk.embed_tokens.weight
+        self._head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.rope = Rope.from_config(config, weight.device)
+        self.spec = ModelSpec(
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=self._head_dim,
+            hidden=config.hidden_size,
+            ffn=config.intermediate_size,
+            vocab=weight.shape[0],
+            max_positions=config.max_position_embeddings,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(rows.shape[0], -1, self._head_dim).transpose(0, 1)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """See :class:`ModelAdapter`."""
+        return self._embed(ids)
+
+    def input_norm(self, layer: int, hidden: Tensor) -> Tensor:
+        """See :class:`ModelAdapter`."""
+        return self._layers[layer].input_layernorm(hidden)
+
+    def project_kv(self, layer: int, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`ModelAdapter`."""
+        attention = self._layers[layer].self_attn
+        return self._heads(attention.k_proj(normed)), self._heads(attention.v_proj(normed))
+
+    def project_q(self, layer: int, normed: Tensor) -> Tensor:
+        """See :class:`ModelAdapter`."""
+        return self._heads(self._layers[layer].self_attn.q_proj(normed))
+
+    def finish(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """See :class:`ModelAdapter`."""
+        module = self._layers[layer]
+        flat = attended.transpose(0, 1).reshape(hidden.shape[0], -1)
+        hidden = hidden + module.self_attn.o_proj(flat)
+        return hidden + module.mlp(module.post_attention_layernorm(hidden))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See :class:`ModelAdapter`."""
+        return self._head(self._norm(hidden))

@@ -1,0 +1,99 @@
+"""Key/value storage: the buffer one turn attends over, and segment caches between turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from kvcmas.engine.rope import Rope
+
+
+class Origin(IntEnum):
+    """Who wrote a (layer, row) entry of the buffer."""
+
+    UNSET = 0
+    REUSED = 1
+    CORRECTED = 2
+    EXECUTED = 3
+    PREFIX_HIT = 4
+
+
+@dataclass
+class SegmentCache:
+    """K and V of one segment, ``[layers, kv_heads, tokens, head_dim]``, keys canonical (start 0).
+
+    Immutable by convention: corrections write into the target buffer only.
+
+    Attributes:
+        hidden: residual stream before a layer's input norm, ``{layer: [tokens, hidden]}``, where
+            captured.
+    """
+
+    k: Tensor
+    v: Tensor
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in (self.k, self.v, *self.hidden.values()))
+
+
+class Buffer:
+    """The KV cache of one turn: ``k, v [layers, kv_heads, capacity, head_dim]``, keys at position.
+
+    Attributes:
+        length: rows filled so far (prompt, then decoded tokens).
+        origin: ``[layers, prompt rows]`` uint8 :class:`Origin`, the write mask that accounting
+            reads.
+        hidden: captured residual rows, ``{layer: [capacity, hidden]}``.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        rows: int,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.length = rows
+        self.origin = torch.zeros(shape[0], rows, dtype=torch.uint8)
+        self.hidden: dict[int, Tensor] = {}
+        self._rope = rope
+        self._extracted: dict[range, SegmentCache] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by K and V."""
+        return self.k.nbytes + self.v.nbytes
+
+    def exact(self, rows: int) -> bool:
+        """Whether the first ``rows`` prompt rows hold no approximate entry (layer 0 never does)."""
+        part = self.origin[1:, :rows]
+        return not bool(((part == Origin.REUSED) | (part == Origin.CORRECTED)).any())
+
+    def extract(self, rows: range) -> SegmentCache:
+        """Copy ``rows`` out as a segment cache with canonical keys; copied once, then shared.
+
+        Raises:
+            ValueError: rows beyond those filled.
+        """
+        if rows.stop > self.length:
+            raise ValueError(f"rows {rows} are not filled yet (length {self.length})")
+        if rows not in self._extracted:
+            part = slice(rows.start, rows.stop)
+            self._extracted[rows] = SegmentCache(
+                k=self._rope.align(self.k[:, :, part], -rows.start),
+                v=self.v[:, :, part].clone(),
+                hidden={layer: h[part].clone() for layer, h in self.hidden.items()},
+            )
+        return self._extracted[rows]

@@ -1,0 +1,259 @@
+"""One executor runs any row schedule (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvcmas.engine.accounting import Accounting, account
+from kvcmas.engine.adapter import ModelAdapter
+from kvcmas.engine.attention import Rows, attend
+from kvcmas.engine.cache import Buffer, Origin
+from kvcmas.engine.contract import Candidates, Enter, Fill, Leave, Plan, Select
+from kvcmas.engine.segments import Prompt
+from kvcmas.errors import UserError
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A filled buffer, logits ``[1, vocab]`` of the last row (or of all rows), the accounting."""
+
+    buffer: Buffer
+    logits: Tensor
+    accounting: Accounting
+
+
+@dataclass
+class _Active:
+    """Rows in flight: positions, residual rows ``[rows, hidden]``, and which scatter K and V."""
+
+    rows: Rows
+    hidden: Tensor
+    write: Tensor
+
+    def keep(self, mask: Tensor) -> None:
+        """Narrow to ``mask [rows]`` (host booleans)."""
+        if not bool(mask.all()):
+            index = mask.nonzero().squeeze(1)
+            self.rows = Rows(self.rows.host[index], self.hidden.device)
+            self.hidden = self.hidden[index.to(self.hidden.device)]
+            self.write = self.write[index]
+
+
+class Executor:
+    """Runs plans on one model. Stateless between turns."""
+
+    def __init__(self, model: ModelAdapter) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def run(
+        self,
+        prompt: Prompt,
+        plan: Plan,
+        *,
+        new_tokens: int = 0,
+        hidden_layers: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Prefill:
+        """Prefill ``prompt`` as ``plan`` says.
+
+        Args:
+            new_tokens: rows of the buffer kept free for decoding.
+            hidden_layers: layers before which residual rows are kept in ``buffer.hidden``.
+            all_logits: logits of every row; all rows must be active in the last layer.
+
+        Raises:
+            UserError: the prompt and its new tokens exceed the model's context.
+            ValueError: the plan leaves an entry unwritten or does not fit the prompt.
+        """
+        spec = self.model.spec
+        if len(prompt) + new_tokens > spec.max_positions:
+            raise UserError(
+                f"the context of {len(prompt)} prompt and {new_tokens} new tokens is longer than"
+                f" the model's {spec.max_positions} positions"
+            )
+        _check(prompt, plan)
+        buffer = self.new_buffer(len(prompt), new_tokens)
+        self._relay_hidden(buffer, prompt, plan, hidden_layers)
+        wanted = torch.full((len(prompt),), all_logits)
+        wanted[-1] = True
+        ids = torch.tensor(prompt.ids, device=spec.device)
+        active = _Active(
+            Rows(torch.empty(0, dtype=torch.long), spec.device),
+            torch.empty(0, spec.hidden, dtype=spec.dtype, device=spec.device),
+            torch.empty(0, dtype=torch.bool),
+        )
+        touched = torch.zeros(len(prompt), dtype=torch.bool)
+        row_layers = flops = 0
+        for layer in range(spec.layers):
+            for fill in plan.fills:
+                self._fill(buffer, prompt, fill, layer)
+            for event in plan.events:
+                if isinstance(event, Enter) and event.layer == layer:
+                    self._enter(active, event, ids)
+            if not len(active.rows):
+                continue
+            if layer in buffer.hidden:
+                buffer.hidden[layer][active.rows.positions] = active.hidden
+            touched[active.rows.host] = True
+            kv_rows = len(active.rows)
+            normed = self._scatter(buffer, active, plan, layer)
+            stays = (
+                wanted[active.rows.host]
+                if layer == spec.layers - 1
+                else _stays(active, plan, layer)
+            )
+            if normed.shape[0] != len(active.rows) or not bool(stays.all()):
+                active.keep(stays)
+                normed = self.model.input_norm(layer, active.hidden)
+            if len(active.rows):
+                active.hidden = self._layer(buffer, active.rows, active.hidden, normed, layer)
+            row_layers += kv_rows
+            flops += spec.layer_flops(kv_rows, len(active.rows), active.rows.attended)
+        logits = self.model.logits(active.hidden)
+        flops += 2 * spec.hidden * spec.vocab * len(active.rows)
+        return Prefill(buffer, logits, account(prompt, buffer.origin, touched, row_layers, flops))
+
+    @torch.inference_mode()
+    def extend(self, buffer: Buffer, ids: Sequence[int]) -> Tensor:
+        """Append tokens to a filled buffer, densely; returns their logits ``[tokens, vocab]``.
+
+        One token at a time this is decoding; with a known continuation it is teacher forcing.
+
+        Raises:
+            ValueError: no room left in the buffer.
+        """
+        spec, start = self.model.spec, buffer.length
+        if start + len(ids) > buffer.k.shape[2]:
+            raise ValueError(
+                f"no room for {len(ids)} tokens after {start} of {buffer.k.shape[2]} rows"
+            )
+        rows = Rows(torch.arange(start, start + len(ids)), spec.device)
+        hidden = self.model.embed(torch.tensor(list(ids), device=spec.device))
+        for layer in range(spec.layers):
+            if layer in buffer.hidden:
+                buffer.hidden[layer][rows.positions] = hidden
+            normed = self.model.input_norm(layer, hidden)
+            k, v = self.model.project_kv(layer, normed)
+            rows.scatter_(buffer.k[layer], self.model.rope.make(k, rows.positions))
+            rows.scatter_(buffer.v[layer], v)
+            hidden = self._layer(buffer, rows, hidden, normed, layer)
+        buffer.length += len(ids)
+        return self.model.logits(hidden)
+
+    def new_buffer(self, rows: int, new_tokens: int = 0) -> Buffer:
+        """An unfilled buffer for ``rows`` prompt rows and ``new_tokens`` more."""
+        spec = self.model.spec
+        shape = (spec.layers, spec.kv_heads, rows + new_tokens, spec.head_dim)
+        return Buffer(shape, rows, self.model.rope, spec.dtype, spec.device)
+
+    def _relay_hidden(
+        self, buffer: Buffer, prompt: Prompt, plan: Plan, hidden_layers: Sequence[int]
+    ) -> None:
+        """Rows that do not reach a captured layer pass on their source's residual rows."""
+        spec = self.model.spec
+        for layer in hidden_layers:
+            hidden = torch.zeros(
+                buffer.k.shape[2], spec.hidden, dtype=spec.dtype, device=spec.device
+            )
+            for fill in plan.fills:
+                if layer in fill.cache.hidden:
+                    rows = prompt.rows(fill.segment)
+                    hidden[rows.start : rows.stop] = fill.cache.hidden[layer]
+            buffer.hidden[layer] = hidden
+
+    def _fill(self, buffer: Buffer, prompt: Prompt, fill: Fill, layer: int) -> None:
+        rows = prompt.rows(fill.segment)
+        k = buffer.k[layer, :, rows.start : rows.stop]
+        v = buffer.v[layer, :, rows.start : rows.stop]
+        origin = buffer.origin[layer, rows.start : rows.stop]
+        k.copy_(fill.cache.k[layer])
+        v.copy_(fill.cache.v[layer])
+        origin.fill_(Origin.REUSED)
+        # Layer 0 depends on token and position only, so its delta is zero.
+        if fill.correction is not None and layer > 0:
+            covered = fill.correction.rows
+            fill.correction.apply(layer, k[:, :covered], v[:, :covered])
+            origin[:covered] = Origin.CORRECTED
+        self.model.rope.align_(k, rows.start)
+
+    def _enter(self, active: _Active, event: Enter, ids: Tensor) -> None:
+        rows = torch.cat((active.rows.host, event.rows))
+        order = rows.argsort()
+        hidden = event.hidden
+        if hidden is None:
+            hidden = self.model.embed(ids[event.rows.to(ids.device)])
+        merged = torch.cat((active.hidden, hidden))
+        active.rows = Rows(rows[order], merged.device)
+        active.hidden = merged[order.to(merged.device)] if active.write.numel() else merged
+        active.write = torch.cat((active.write, torch.full((len(event.rows),), event.write)))[order]
+
+    def _scatter(self, buffer: Buffer, active: _Active, plan: Plan, layer: int) -> Tensor:
+        """Write the active rows' K and V, after any selection; returns their normed rows."""
+        device = active.hidden.device
+        normed = self.model.input_norm(layer, active.hidden)
+        k, v = self.model.project_kv(layer, normed)
+        k = self.model.rope.make(k, active.rows.positions)
+        write, keep = active.write.clone(), torch.ones(len(active.rows), dtype=torch.bool)
+        for event in plan.events:
+            if not (isinstance(event, Select) and event.layer == layer):
+                continue
+            at = torch.searchsorted(active.rows.host, event.rows)
+            on, index = event.rows.to(device), at.to(device)
+            chosen = event.choose(
+                Candidates(
+                    layer,
+                    event.rows,
+                    k[:, index],
+                    v[:, index],
+                    buffer.k[layer][:, on],
+                    buffer.v[layer][:, on],
+                )
+            )
+            kept = torch.isin(event.rows, chosen.cpu())
+            keep[at] = kept
+            active.write[at] = kept
+            write[at] = kept | event.write_all
+        if bool(write.all()):
+            written = active.rows
+        else:
+            index = write.nonzero().squeeze(1)
+            written = Rows(active.rows.host[index], device)
+            k, v = k[:, index.to(device)], v[:, index.to(device)]
+        written.scatter_(buffer.k[layer], k)
+        written.scatter_(buffer.v[layer], v)
+        buffer.origin[layer, written.host] = Origin.EXECUTED
+        active.keep(keep)
+        return normed
+
+    def _layer(
+        self, buffer: Buffer, rows: Rows, hidden: Tensor, normed: Tensor, layer: int
+    ) -> Tensor:
+        q = self.model.rope.make(self.model.project_q(layer, normed), rows.positions)
+        return self.model.finish(layer, hidden, attend(q, rows, buffer.k[layer], buffer.v[layer]))
+
+
+def _stays(active: _Active, plan: Plan, layer: int) -> Tensor:
+    """Rows still active in the next layer; the others only needed their K and V."""
+    stays = torch.ones(len(active.rows), dtype=torch.bool)
+    for event in plan.events:
+        if isinstance(event, Leave) and event.layer == layer + 1:
+            stays &= ~torch.isin(active.rows.host, event.rows)
+    return stays
+
+
+def _check(prompt: Prompt, plan: Plan) -> None:
+    seen: set[int] = set()
+    for fill in plan.fills:
+        if fill.segment in seen:
+            raise ValueError(f"segment {fill.segment} is filled twice")
+        seen.add(fill.segment)
+        if len(fill.cache) != len(prompt.segments[fill.segment]):
+            raise ValueError(
+                f"segment {fill.segment} has {len(prompt.segments[fill.segment])} tokens,"
+                f" its cache {len(fill.cache)}"
+            )

@@ -1,0 +1,305 @@
+"""Running workflows: one engine per (model, method), one session per user request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvcmas.engine.accounting import Accounting
+from kvcmas.engine.adapter import ModelAdapter
+from kvcmas.engine.cache import Buffer, SegmentCache
+from kvcmas.engine.contract import Decision, Held, Method, Plan, State, Turn
+from kvcmas.engine.executor import Executor
+from kvcmas.engine.prefixes import PrefixStore
+from kvcmas.engine.segments import Prompt, Segment
+from kvcmas.engine.workflow import Node, Workflow
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one turn's parts; TTFT is plan + prefill, E2E is their sum."""
+
+    plan: float
+    prefill: float
+    build: float
+    decode: float
+    capture: float
+
+    @property
+    def ttft(self) -> float:
+        """From the turn's start to its first token."""
+        return self.plan + self.prefill
+
+    @property
+    def e2e(self) -> float:
+        """The whole turn, anchor building included."""
+        return self.plan + self.prefill + self.build + self.decode + self.capture
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """Everything a harness needs to score and record one turn.
+
+    Attributes:
+        output: generated ids without the stop token.
+        finish: ``stop`` (a stop token was sampled) or ``length``.
+        first_logits: ``[vocab]``, what the first token was drawn from.
+        continuation_logits: teacher forcing only, ``[len(output), vocab]``, the logits after each
+            forced token.
+        first_seen: PH segments that nobody had held before this turn.
+        holders: node that held each other PH last.
+        source_bytes: source caches and references of this workflow after the turn.
+    """
+
+    node: str
+    prompt: Prompt
+    output: tuple[int, ...]
+    finish: str
+    first_logits: Tensor
+    continuation_logits: Tensor | None
+    decisions: tuple[Decision, ...]
+    accounting: Accounting
+    times: Times
+    first_seen: frozenset[int]
+    holders: Mapping[int, str]
+    source_bytes: int
+    reference_bytes: int
+
+
+class Engine:
+    """A method on a model, with everything it has learned; process-wide, shared by all requests.
+
+    Args:
+        reference_prefix: ids before a segment in its context-free reference prefill, dropped
+            afterwards; without them the first tokens would become attention sinks.
+        clock: seconds; a test may pass its own.
+    """
+
+    def __init__(
+        self,
+        model: ModelAdapter,
+        method: Method,
+        *,
+        reference_prefix: Sequence[int] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.executor = Executor(model)
+        self.method = method
+        self.reference_prefix = tuple(reference_prefix)
+        self.prefixes: PrefixStore | None = None
+        if method.pf_policy != "dense":
+            self.prefixes = PrefixStore(method.pf_rank if method.pf_policy == "delta" else None)
+        self._clock = clock
+
+    def now(self) -> float:
+        """The clock, after all queued device work."""
+        device = self.executor.model.spec.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return self._clock()
+
+    def session(self, workflow: Workflow, request: str) -> Session:
+        """A fresh workflow instance for one user request."""
+        return Session(self, workflow, request)
+
+    def state(self) -> State:
+        """What method and prefix store have learned, for a checkpoint."""
+        state = self.method.state()
+        merged = State({"method": state.meta}, {f"m.{k}": v for k, v in state.entries.items()})
+        if self.prefixes is not None:
+            prefix = self.prefixes.state()
+            merged.meta["prefixes"] = prefix.meta
+            merged.entries |= {f"p.{k}": v for k, v in prefix.entries.items()}
+        return merged
+
+    def load_state(self, state: State) -> None:
+        """Restore :meth:`state`."""
+
+        def part(mark: str) -> dict[str, dict[str, Tensor]]:
+            return {k[2:]: v for k, v in state.entries.items() if k.startswith(mark)}
+
+        self.method.load_state(State(state.meta["method"], part("m.")))
+        if self.prefixes is not None:
+            self.prefixes.load_state(State(state.meta["prefixes"], part("p.")))
+
+
+@dataclass
+class _Memory:
+    """Shared memory of one workflow: who held each slot last, its cache, and references."""
+
+    users: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    caches: dict[str, Held] = field(default_factory=dict)
+    references: dict[str, SegmentCache] = field(default_factory=dict)
+
+
+class Session:
+    """One user request on its way through a workflow."""
+
+    def __init__(self, engine: Engine, workflow: Workflow, request: str) -> None:
+        self.engine = engine
+        self.workflow = workflow
+        self.request = request
+        self._order = {node.name: i for i, node in enumerate(workflow.nodes)}
+        self._memory = _Memory()
+
+    @torch.inference_mode()
+    def run(
+        self,
+        node: Node,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
+        output: Sequence[int] | None = None,
+        force: Mapping[int, bool] | None = None,
+    ) -> TurnResult:
+        """Prefill under the method, decode greedily, and leave source caches for later turns.
+
+        Args:
+            output: forced output ids (replay); decoding is then one teacher-forced pass.
+            force: see :class:`~kvcmas.engine.contract.Turn`.
+
+        Raises:
+            UserError: the context is longer than the model allows.
+            ValueError: a slot that holds other tokens than this prompt says.
+        """
+        self._check_ids(prompt)
+        engine, method = self.engine, self.engine.method
+        turn = Turn(self.request, node.name, self._order[node.name], prompt, force or {})
+        room = len(output) if output is not None else max_new_tokens
+        sources = _Sources(self, prompt)
+        if method.wants.background_reference:
+            for segment in prompt.shared():
+                sources.reference(segment)
+            sources.charged = 0
+        t0 = engine.now()
+        plan = method.plan(turn, sources)
+        if engine.prefixes is not None:
+            plan = engine.prefixes.apply(turn, plan)
+        t1 = engine.now()
+        prefill = engine.executor.run(
+            prompt, plan, new_tokens=room, hidden_layers=method.wants.hidden_layers
+        )
+        first = int(prefill.logits[0].argmax())
+        t2 = engine.now()
+        method.after_first_token(turn, sources, plan, prefill.buffer)
+        if engine.prefixes is not None:
+            engine.prefixes.learn(turn, prefill.buffer, engine.executor)
+        t3 = engine.now()
+        continuation = None
+        if output is not None:
+            ids, finish = tuple(output), "forced"
+            if ids:
+                continuation = engine.executor.extend(prefill.buffer, ids)
+        else:
+            ids, finish = self._decode(prefill.buffer, first, max_new_tokens, stop_ids)
+        t4 = engine.now()
+        first_seen, holders = self._note_users(node, prompt)
+        if method.wants.sources:
+            self._keep(node, prompt, ids, prefill.buffer)
+        t5 = engine.now()
+        return TurnResult(
+            node=node.name,
+            prompt=prompt,
+            output=ids,
+            finish=finish,
+            first_logits=prefill.logits[0],
+            continuation_logits=continuation,
+            decisions=plan.decisions,
+            accounting=replace(prefill.accounting, reference_tokens=sources.charged),
+            times=Times(t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4),
+            first_seen=first_seen,
+            holders=holders,
+            source_bytes=sum(held.cache.nbytes for held in self._memory.caches.values()),
+            reference_bytes=sum(cache.nbytes for cache in self._memory.references.values()),
+        )
+
+    def held(self, slot: str) -> Held | None:
+        """The source cache of a slot, if anybody holds it."""
+        return self._memory.caches.get(slot)
+
+    def reference(self, slot: str, ids: tuple[int, ...]) -> tuple[SegmentCache, int]:
+        """Context-free reference of a slot and the tokens prefilled for it now."""
+        prefix = self.engine.reference_prefix
+        if slot in self._memory.references:
+            return self._memory.references[slot], 0
+        parts = (Segment("PF", prefix), Segment("PF", ids))
+        prompt = Prompt(parts)
+        buffer = self.engine.executor.run(prompt, Plan.make(prompt)).buffer
+        self._memory.references[slot] = buffer.extract(prompt.rows(1))
+        return self._memory.references[slot], len(prompt)
+
+    def _decode(
+        self, buffer: Buffer, first: int, max_new_tokens: int, stop_ids: Sequence[int]
+    ) -> tuple[tuple[int, ...], str]:
+        """Greedy decoding on the materialised buffer.
+
+        Every kept token gets its K and V: a sampled stop token is dropped from the output, and at
+        the length limit the last sampled token is fed once more without sampling, so that the
+        output's source cache covers all of its tokens.
+        """
+        ids: list[int] = []
+        token = first
+        while len(ids) < max_new_tokens:
+            if token in stop_ids:
+                return tuple(ids), "stop"
+            ids.append(token)
+            token = int(self.engine.executor.extend(buffer, [token])[-1].argmax())
+        return tuple(ids), "stop" if token in stop_ids else "length"
+
+    def _check_ids(self, prompt: Prompt) -> None:
+        for i in prompt.shared():
+            slot, ids = prompt.slot(i), prompt.segments[i].ids
+            if self._memory.ids.setdefault(slot, ids) != ids:
+                raise ValueError(f"slot {slot} holds other tokens than this prompt")
+
+    def _note_users(self, node: Node, prompt: Prompt) -> tuple[frozenset[int], dict[int, str]]:
+        """Which PH were new in this turn, and who held the others; independent of the method."""
+        users = self._memory.users
+        first = frozenset(i for i in prompt.shared() if prompt.slot(i) not in users)
+        holders = {i: users[prompt.slot(i)] for i in prompt.shared() if i not in first}
+        users.update({prompt.slot(i): node.name for i in prompt.shared()})
+        users[node.out_slot] = node.name
+        return first, holders
+
+    def _keep(self, node: Node, prompt: Prompt, output: tuple[int, ...], buffer: Buffer) -> None:
+        """Make this turn's caches the sources of later turns; forget what nobody reads again."""
+        parts = {prompt.slot(i): prompt.rows(i) for i in prompt.shared()}
+        if output:
+            self._memory.ids[node.out_slot] = output
+            parts[node.out_slot] = range(len(prompt), len(prompt) + len(output))
+        for slot, rows in parts.items():
+            if self._read_later(slot, node):
+                exact = buffer.exact(min(rows.stop, len(prompt)))
+                self._memory.caches[slot] = Held(buffer.extract(rows), node.name, exact)
+            else:
+                self._memory.caches.pop(slot, None)
+
+    def _read_later(self, slot: str, node: Node) -> bool:
+        now = self._order[node.name]
+        return any(self._order[name] > now for name in self.workflow.consumers(slot))
+
+
+class _Sources:
+    """One turn's view of the shared memory; counts the reference tokens it had to prefill."""
+
+    def __init__(self, session: Session, prompt: Prompt) -> None:
+        self._session = session
+        self._prompt = prompt
+        self.charged = 0
+
+    def held(self, segment: int) -> Held | None:
+        """See :class:`~kvcmas.engine.contract.Sources`."""
+        return self._session.held(self._prompt.slot(segment))
+
+    def reference(self, segment: int) -> SegmentCache:
+        """See :class:`~kvcmas.engine.contract.Sources`."""
+        slot = self._prompt.slot(segment)
+        cache, tokens = self._session.reference(slot, self._prompt.segments[segment].ids)
+        self.charged += tokens
+        return cache

@@ -1,0 +1,1 @@
+"""KVCMAS itself, one of eight peers behind the engine's contract."""

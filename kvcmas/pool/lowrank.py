@@ -1,0 +1,145 @@
+"""Truncated factors of tall matrices, and what can be computed from them without reconstruction.
+
+Matrices are a segment's keys or values, one per layer: ``[layers, tokens, D]`` with D = kv_heads *
+head_dim (paper section 3.3, Eq. 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Factorisation = Literal["exact", "randomised"]
+
+# Tokens handled at once: keeps temporaries far below one layer's K and V, and in a CPU's cache.
+BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Factors:
+    """``Z ~ a @ b`` per layer: ``a [layers, tokens, rank]``, ``b [layers, rank, D]`` orthonormal."""
+
+    a: Tensor
+    b: Tensor
+
+    def __len__(self) -> int:
+        return self.a.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.a.nbytes + self.b.nbytes
+
+    def matrix(self, layer: int) -> Tensor:
+        """The reconstruction of one layer, ``[tokens, D]``, fp32."""
+        return self.a[layer].float() @ self.b[layer].float()
+
+
+def flat(kv: Tensor) -> Tensor:
+    """``[..., kv_heads, tokens, head_dim]`` as matrices ``[..., tokens, kv_heads * head_dim]``."""
+    return kv.transpose(-3, -2).flatten(-2)
+
+
+def factorise(
+    z: Tensor,
+    rank: int | None,
+    method: Factorisation = "exact",
+    generator: torch.Generator | None = None,
+) -> Factors:
+    """Best rank-``rank`` factors of ``z [layers, tokens, D]`` (None: full), stored in z's dtype.
+
+    The effective rank is min(rank, tokens, D). ``exact`` takes the leading eigenvectors of the
+    smaller Gram matrix, which is the truncated SVD up to rounding and costs one pass over a tall
+    matrix; ``randomised`` is a range finder with two power iterations drawing from ``generator``.
+    """
+    tokens, width = z.shape[1:]
+    rank = min(tokens, width, rank if rank is not None else width)
+    x = z.float()
+    if method == "randomised":
+        b = _range_finder(x, rank, generator)
+    elif tokens < width:
+        # Rows of z span at most `tokens` directions: factor inside that span to keep b orthonormal.
+        basis = torch.linalg.qr(x.mT).Q
+        b = (basis @ _leading(x @ basis, rank)).mT
+    else:
+        b = _leading(x, rank).mT
+    return Factors((x @ b.mT).to(z.dtype), b.contiguous().to(z.dtype))
+
+
+def _leading(x: Tensor, rank: int) -> Tensor:
+    """Leading right singular vectors ``[layers, D, rank]`` by the Gram matrix."""
+    vectors = torch.linalg.eigh((x.mT @ x).double()).eigenvectors
+    return vectors[..., -rank:].flip(-1).float()
+
+
+def _range_finder(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
+    probe = torch.randn(x.shape[0], x.shape[1], rank, generator=generator, dtype=torch.float32)
+    basis = torch.linalg.qr(x.mT @ probe.to(x.device)).Q
+    for _ in range(2):
+        basis = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ basis).Q).Q
+    return basis.mT
+
+
+def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
+    """Frobenius distances of ``v [layers, kv_heads, tokens, head_dim]`` to each base (Eq. 9).
+
+    Over the first ``rows`` tokens and all layers, without reconstructing:
+    ``|X|^2 - 2 <X B^T, A> + <A, A (B B^T)>``, accumulated in fp64. The last term keeps B B^T
+    because B may be rounded to bf16. Returns ``[bases]``, fp64.
+    """
+    total = torch.zeros(len(bases), dtype=torch.float64, device=v.device)
+    for layer in range(v.shape[0]):
+        stacked = torch.cat([base.b[layer] for base in bases]).float()
+        grams = [b @ b.T for b in stacked.split([base.b.shape[1] for base in bases])]
+        for start in range(0, rows, BLOCK):
+            part = slice(start, min(start + BLOCK, rows))
+            x = flat(v[layer, :, part]).float()
+            norm = x.square().sum(dtype=torch.float64)
+            projected = (x @ stacked.T).split([base.b.shape[1] for base in bases], dim=1)
+            for i, (base, gram) in enumerate(zip(bases, grams, strict=True)):
+                a = base.a[layer, part].float()
+                cross = a @ gram - 2 * projected[i]
+                total[i] += norm + (a * cross).sum(dtype=torch.float64)
+    return total.clamp_min(0).sqrt()
+
+
+def token_distances(kv: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
+    """Mean absolute distance per token to each reconstructed base, over layers, heads and dims.
+
+    ``kv [layers, kv_heads, tokens, head_dim]``; a base shorter than ``rows`` is infinitely far
+    from the tokens it does not reach. Returns ``[bases, rows]``, fp32.
+    """
+    layers, heads, _, dim = kv.shape
+    total = torch.zeros(len(bases), rows, device=kv.device)
+    for layer in range(layers):
+        for start in range(0, rows, BLOCK):
+            x = flat(kv[layer, :, start : min(start + BLOCK, rows)]).float()
+            for i, base in enumerate(bases):
+                a = base.a[layer, start : start + x.shape[0]].float()
+                difference = torch.addmm(x[: a.shape[0]], a, base.b[layer].float(), alpha=-1)
+                total[i, start : start + a.shape[0]] += torch.linalg.vector_norm(
+                    difference, 1, dim=1
+                )
+    total /= layers * heads * dim
+    for i, base in enumerate(bases):
+        total[i, len(base) :] = torch.inf
+    return total
+
+
+def weighted_sum(weights: Tensor, deltas: Sequence[Factors], layer: int, part: slice) -> Tensor:
+    """``sum_v w_v A_v B_v`` of one layer over the tokens ``part`` (Eq. 8): ``[tokens, D]``, fp32.
+
+    ``weights [deltas, tokens of the whole segment]``; a delta that does not reach a token must
+    weigh 0 there.
+    """
+    scaled, right = [], []
+    for weight, delta in zip(weights, deltas, strict=True):
+        a = delta.a[layer, part].float() * weight[part][: len(delta.a[layer, part]), None]
+        missing = part.stop - part.start - a.shape[0]
+        scaled.append(torch.nn.functional.pad(a, (0, 0, 0, missing)) if missing else a)
+        right.append(delta.b[layer].float())
+    return torch.cat(scaled, dim=1) @ torch.cat(right)
