@@ -8,6 +8,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from kvcmas.engine.received import Received
 from kvcmas.engine.rope import Rope
 
 
@@ -30,11 +31,14 @@ class SegmentCache:
     Attributes:
         hidden: residual stream before a layer's input norm, ``{layer: [tokens, hidden]}``, where
             captured.
+        received: attention that the tokens received in the turn that wrote them, summed over
+            layers, heads and later queries, ``[tokens]`` fp32, where captured.
     """
 
     k: Tensor
     v: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    received: Tensor | None = None
 
     def __len__(self) -> int:
         return self.k.shape[2]
@@ -42,7 +46,19 @@ class SegmentCache:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in (self.k, self.v, *self.hidden.values()))
+        received = 0 if self.received is None else self.received.nbytes
+        return received + sum(t.nbytes for t in (self.k, self.v, *self.hidden.values()))
+
+    def residual(self, layer: int) -> Tensor:
+        """Captured rows before ``layer``, ``[tokens, hidden]``.
+
+        Raises:
+            ValueError: that layer was not captured.
+        """
+        if layer not in self.hidden:
+            kept = ", ".join(map(str, sorted(self.hidden))) or "none"
+            raise ValueError(f"no residual rows of layer {layer} were captured (layers: {kept})")
+        return self.hidden[layer]
 
 
 class Buffer:
@@ -53,6 +69,7 @@ class Buffer:
         origin: ``[layers, prompt rows]`` uint8 :class:`Origin`, the write mask that accounting
             reads.
         hidden: captured residual rows, ``{layer: [capacity, hidden]}``.
+        received: attention that rows received, where captured.
     """
 
     def __init__(
@@ -68,6 +85,7 @@ class Buffer:
         self.length = rows
         self.origin = torch.zeros(shape[0], rows, dtype=torch.uint8)
         self.hidden: dict[int, Tensor] = {}
+        self.received: Received | None = None
         self._rope = rope
         self._extracted: dict[range, SegmentCache] = {}
 
@@ -95,5 +113,6 @@ class Buffer:
                 k=self._rope.align(self.k[:, :, part], -rows.start),
                 v=self.v[:, :, part].clone(),
                 hidden={layer: h[part].clone() for layer, h in self.hidden.items()},
+                received=None if self.received is None else self.received.total[part].clone(),
             )
         return self._extracted[rows]

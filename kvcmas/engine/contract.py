@@ -138,7 +138,7 @@ class Select:
     """At ``layer`` keep the rows of ``rows`` that ``choose`` returns; the others become inactive.
 
     Kept rows are scattered from this layer on. ``write_all`` scatters every candidate at this
-    layer.
+    layer. Rows that an earlier selection dropped are no candidates any more.
     """
 
     layer: int
@@ -183,12 +183,21 @@ class Plan:
 
 def unfilled_rows(prompt: Prompt, fills: tuple[Fill, ...]) -> Tensor:
     """Sorted rows that no fill covers, and the prompt's last row."""
-    active = torch.ones(len(prompt), dtype=torch.bool)
+    return (~_covered(prompt, fills)).nonzero().squeeze(1)
+
+
+def filled_rows(prompt: Prompt, fills: tuple[Fill, ...]) -> Tensor:
+    """Sorted rows that a fill covers, without the last row: those a schedule may still enter."""
+    return _covered(prompt, fills).nonzero().squeeze(1)
+
+
+def _covered(prompt: Prompt, fills: tuple[Fill, ...]) -> Tensor:
+    covered = torch.zeros(len(prompt), dtype=torch.bool)
     for fill in fills:
         rows = prompt.rows(fill.segment)
-        active[rows.start : rows.stop] = False
-    active[-1] = True
-    return active.nonzero().squeeze(1)
+        covered[rows.start : rows.stop] = True
+    covered[-1] = False
+    return covered
 
 
 @dataclass
@@ -214,11 +223,13 @@ class Wants:
     Attributes:
         sources: keep source caches between turns.
         hidden_layers: keep residual rows before these layers with each source cache.
+        received: keep with each source cache the attention that its tokens received.
         background_reference: prepare context-free references before the turn's clock starts.
     """
 
     sources: bool = True
     hidden_layers: tuple[int, ...] = ()
+    received: bool = False
     background_reference: bool = False
 
 

@@ -13,6 +13,7 @@ from kvcmas.engine.adapter import ModelAdapter
 from kvcmas.engine.attention import Rows, attend
 from kvcmas.engine.cache import Buffer, Origin
 from kvcmas.engine.contract import Candidates, Enter, Fill, Leave, Plan, Select
+from kvcmas.engine.received import Received
 from kvcmas.engine.segments import Prompt
 from kvcmas.errors import UserError
 
@@ -57,6 +58,7 @@ class Executor:
         *,
         new_tokens: int = 0,
         hidden_layers: Sequence[int] = (),
+        received: bool = False,
         all_logits: bool = False,
     ) -> Prefill:
         """Prefill ``prompt`` as ``plan`` says.
@@ -64,6 +66,8 @@ class Executor:
         Args:
             new_tokens: rows of the buffer kept free for decoding.
             hidden_layers: layers before which residual rows are kept in ``buffer.hidden``.
+            received: keep in ``buffer.received`` the attention that rows receive, also when the
+                buffer is extended.
             all_logits: logits of every row; all rows must be active in the last layer.
 
         Raises:
@@ -79,6 +83,8 @@ class Executor:
         _check(prompt, plan)
         buffer = self.new_buffer(len(prompt), new_tokens)
         self._relay_hidden(buffer, prompt, plan, hidden_layers)
+        if received:
+            self._relay_received(buffer, prompt, plan)
         wanted = torch.full((len(prompt),), all_logits)
         wanted[-1] = True
         ids = torch.tensor(prompt.ids, device=spec.device)
@@ -157,14 +163,30 @@ class Executor:
         """Rows that do not reach a captured layer pass on their source's residual rows."""
         spec = self.model.spec
         for layer in hidden_layers:
-            hidden = torch.zeros(
-                buffer.k.shape[2], spec.hidden, dtype=spec.dtype, device=spec.device
+            # Whoever reads a row that nobody delivers shall notice.
+            hidden = torch.full(
+                (buffer.k.shape[2], spec.hidden), torch.nan, dtype=spec.dtype, device=spec.device
             )
             for fill in plan.fills:
-                if layer in fill.cache.hidden:
+                if prompt.segments[fill.segment].kind == "PH":
                     rows = prompt.rows(fill.segment)
-                    hidden[rows.start : rows.stop] = fill.cache.hidden[layer]
+                    hidden[rows.start : rows.stop] = fill.cache.residual(layer)
             buffer.hidden[layer] = hidden
+
+    def _relay_received(self, buffer: Buffer, prompt: Prompt, plan: Plan) -> None:
+        """First-seen PH and the output collect; filled PH pass on what their source holds."""
+        collecting = torch.ones(buffer.k.shape[2], dtype=torch.bool)
+        for i, segment in enumerate(prompt.segments):
+            rows = prompt.rows(i)
+            collecting[rows.start : rows.stop] = segment.kind == "PH"
+        for fill in plan.fills:
+            rows = prompt.rows(fill.segment)
+            collecting[rows.start : rows.stop] = False
+        buffer.received = Received(collecting, self.model.spec.device)
+        for fill in plan.fills:
+            if fill.cache.received is not None:
+                rows = prompt.rows(fill.segment)
+                buffer.received.total[rows.start : rows.stop] = fill.cache.received
 
     def _fill(self, buffer: Buffer, prompt: Prompt, fill: Fill, layer: int) -> None:
         rows = prompt.rows(fill.segment)
@@ -184,9 +206,13 @@ class Executor:
     def _enter(self, active: _Active, event: Enter, ids: Tensor) -> None:
         rows = torch.cat((active.rows.host, event.rows))
         order = rows.argsort()
+        if bool((rows[order].diff() == 0).any()):
+            raise ValueError(f"a row enters at layer {event.layer} that is active already")
         hidden = event.hidden
         if hidden is None:
             hidden = self.model.embed(ids[event.rows.to(ids.device)])
+        elif len(hidden) != len(event.rows):
+            raise ValueError(f"{len(event.rows)} rows enter with {len(hidden)} residual rows")
         merged = torch.cat((active.hidden, hidden))
         active.rows = Rows(rows[order], merged.device)
         active.hidden = merged[order.to(merged.device)] if active.write.numel() else merged
@@ -202,19 +228,20 @@ class Executor:
         for event in plan.events:
             if not (isinstance(event, Select) and event.layer == layer):
                 continue
-            at = torch.searchsorted(active.rows.host, event.rows)
-            on, index = event.rows.to(device), at.to(device)
+            rows = event.rows[torch.isin(event.rows, active.rows.host)]
+            at = torch.searchsorted(active.rows.host, rows)
+            on, index = rows.to(device), at.to(device)
             chosen = event.choose(
                 Candidates(
                     layer,
-                    event.rows,
+                    rows,
                     k[:, index],
                     v[:, index],
                     buffer.k[layer][:, on],
                     buffer.v[layer][:, on],
                 )
             )
-            kept = torch.isin(event.rows, chosen.cpu())
+            kept = torch.isin(rows, chosen.cpu())
             keep[at] = kept
             active.write[at] = kept
             write[at] = kept | event.write_all
@@ -234,6 +261,8 @@ class Executor:
         self, buffer: Buffer, rows: Rows, hidden: Tensor, normed: Tensor, layer: int
     ) -> Tensor:
         q = self.model.rope.make(self.model.project_q(layer, normed), rows.positions)
+        if buffer.received is not None:
+            buffer.received.observe(q, rows, buffer.k[layer])
         return self.model.finish(layer, hidden, attend(q, rows, buffer.k[layer], buffer.v[layer]))
 
 

@@ -52,7 +52,9 @@ class TurnResult:
             forced token.
         first_seen: PH segments that nobody had held before this turn.
         holders: node that held each other PH last.
-        source_bytes: source caches and references of this workflow after the turn.
+        source_bytes: source caches of this workflow after the turn.
+        reference_bytes: its context-free references.
+        buffer: the turn's KV buffer, where asked for.
     """
 
     node: str
@@ -68,6 +70,7 @@ class TurnResult:
     holders: Mapping[int, str]
     source_bytes: int
     reference_bytes: int
+    buffer: Buffer | None
 
 
 class Engine:
@@ -157,12 +160,14 @@ class Session:
         stop_ids: Sequence[int] = (),
         output: Sequence[int] | None = None,
         force: Mapping[int, bool] | None = None,
+        keep_buffer: bool = False,
     ) -> TurnResult:
         """Prefill under the method, decode greedily, and leave source caches for later turns.
 
         Args:
             output: forced output ids (replay); decoding is then one teacher-forced pass.
             force: see :class:`~kvcmas.engine.contract.Turn`.
+            keep_buffer: hand out the turn's KV buffer with the result.
 
         Raises:
             UserError: the context is longer than the model allows.
@@ -183,7 +188,11 @@ class Session:
             plan = engine.prefixes.apply(turn, plan)
         t1 = engine.now()
         prefill = engine.executor.run(
-            prompt, plan, new_tokens=room, hidden_layers=method.wants.hidden_layers
+            prompt,
+            plan,
+            new_tokens=room,
+            hidden_layers=method.wants.hidden_layers,
+            received=method.wants.received,
         )
         first = int(prefill.logits[0].argmax())
         t2 = engine.now()
@@ -217,6 +226,7 @@ class Session:
             holders=holders,
             source_bytes=sum(held.cache.nbytes for held in self._memory.caches.values()),
             reference_bytes=sum(cache.nbytes for cache in self._memory.references.values()),
+            buffer=prefill.buffer if keep_buffer else None,
         )
 
     def held(self, slot: str) -> Held | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,3 +46,51 @@ def used_anchors(scores: Tensor, top_p: float = 0.9, *, quirk: bool = False) -> 
     reaching_none = len(order) - 1 if quirk else 0
     last = int(below[-1]) if below.numel() else reaching_none
     return order[: last + 1].tolist()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a correction is taken, and why.
+
+    Attributes:
+        reason: ``accepted``; ``forced`` either way; refused as ``cold`` (too few anchors) or for
+            its ``entropy``. Methods add their own.
+        entropy: normalised, where at least two anchors were compared.
+        used: indices of the anchors whose use count grows.
+    """
+
+    accepted: bool
+    reason: str
+    entropy: float | None = None
+    used: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Accepts a correction iff its anchor scores' normalised entropy is at most ``threshold``.
+
+    Attributes:
+        bypass: accept whenever there is an anchor: a pool of one can never be compared (paper C.3).
+        quirk: see :func:`used_anchors`.
+    """
+
+    threshold: float
+    temperature: float = 1.0
+    bypass: bool = False
+    quirk: bool = False
+
+    def judge(self, distances: Tensor, forced: bool | None = None) -> Verdict:
+        """Verdict on ``distances [anchors]`` of the eligible anchors; ``forced`` overrules it.
+
+        Without any anchor nothing can be corrected, forced or not.
+        """
+        count = distances.numel()
+        if forced is False:
+            return Verdict(False, "forced")
+        if count == 0 or (count == 1 and not (self.bypass or forced)):
+            return Verdict(False, "cold")
+        entropy = normalised_entropy(distances, self.temperature) if count > 1 else None
+        if entropy is not None and entropy > self.threshold and not (self.bypass or forced):
+            return Verdict(False, "entropy", entropy)
+        used = used_anchors(softmax_scores(distances, self.temperature), quirk=self.quirk)
+        return Verdict(True, "forced" if forced else "accepted", entropy, tuple(used))

@@ -21,7 +21,10 @@ BLOCK = 512
 
 @dataclass(frozen=True)
 class Factors:
-    """``Z ~ a @ b`` per layer: ``a [layers, tokens, rank]``, ``b [layers, rank, D]`` orthonormal."""
+    """``Z ~ a @ b`` per layer: ``a [layers, tokens, rank]``, ``b [layers, rank, D]``.
+
+    The rows of ``b`` are orthonormal up to rounding to its dtype.
+    """
 
     a: Tensor
     b: Tensor
@@ -37,6 +40,28 @@ class Factors:
     def matrix(self, layer: int) -> Tensor:
         """The reconstruction of one layer, ``[tokens, D]``, fp32."""
         return self.a[layer].float() @ self.b[layer].float()
+
+
+@dataclass(frozen=True)
+class FactorPair:
+    """Factors of a segment's keys and of its values."""
+
+    k: Factors
+    v: Factors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.k.nbytes + self.v.nbytes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Named tensors, for checkpoints."""
+        return {"k.a": self.k.a, "k.b": self.k.b, "v.a": self.v.a, "v.b": self.v.b}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> FactorPair:
+        """Inverse of :meth:`tensors`."""
+        return cls(Factors(tensors["k.a"], tensors["k.b"]), Factors(tensors["v.a"], tensors["v.b"]))
 
 
 def flat(kv: Tensor) -> Tensor:
@@ -92,7 +117,7 @@ def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     because B may be rounded to bf16. Returns ``[bases]``, fp64.
     """
     total = torch.zeros(len(bases), dtype=torch.float64, device=v.device)
-    for layer in range(v.shape[0]):
+    for layer in range(v.shape[0] if bases else 0):
         stacked = torch.cat([base.b[layer] for base in bases]).float()
         grams = [b @ b.T for b in stacked.split([base.b.shape[1] for base in bases])]
         for start in range(0, rows, BLOCK):

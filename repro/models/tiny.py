@@ -1,0 +1,137 @@
+"""Tiny models with random weights: what a real one has in structure, in a few megabytes.
+
+They serve tests and dry runs. Weights, norms and biases are large enough that attention depends on
+the context and that leaving out a norm weight or a bias shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from repro.models.entries import GeneratedSource
+
+BOS, TURN_START, TURN_END = "<|bos|>", "<|im_start|>", "<|im_end|>"
+
+_CONTEXT = 4096
+_WEIGHT_STD = 0.08
+_BIAS_STD = 0.5
+_NORM_STD = 0.1
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny(source: GeneratedSource, output: Path) -> None:
+    """Write the model of ``source`` with its tokenizer into ``output`` (about 10 MB).
+
+    The same source gives the same bytes. PyTorch's global random state is left as it was.
+    """
+    import torch
+    from transformers import LlamaForCausalLM, Qwen2ForCausalLM
+
+    from repro.models.loading import quiet_transformers
+
+    tokenizer = byte_tokenizer(with_bos=source.architecture == "llama")
+    config = _config(source.architecture, tokenizer)
+    model_class = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[source.architecture]
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        model = model_class(config)
+        _randomise(model, source.seed)
+        model.generation_config.eos_token_id = [config.eos_token_id]
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
+
+
+def byte_tokenizer(*, with_bos: bool) -> PreTrainedTokenizerBase:
+    """Return a tokenizer with one token per byte, special tokens and a ChatML chat template.
+
+    Ids 0 to 2 are the special tokens, 3 + b is byte b. Opened from the directory of a Qwen2 model
+    it gains Qwen2's NFC normalisation, because Transformers opens that as a Qwen2 tokenizer.
+
+    Args:
+        with_bos: Let the chat template open with the BOS token, as Llama 3.1's does. The tokenizer
+            itself never adds one.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = (BOS, TURN_START, TURN_END)
+    letters = [_byte_letter(byte) for byte in range(256)]
+    vocab = {token: index for index, token in enumerate((*special, *letters))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=TURN_END,
+        pad_token=TURN_END,
+        additional_special_tokens=[TURN_START],
+        model_max_length=_CONTEXT,
+        chat_template=("{{ bos_token }}" if with_bos else "") + _CHATML,
+    )
+
+
+def _byte_letter(byte: int) -> str:
+    """Return the printable letter that byte-level BPE writes for ``byte``."""
+    # GPT-2's table: printable Latin-1 stands for itself, the rest follows from code point 256 on.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in printable:
+        return chr(byte)
+    return chr(256 + sum(1 for other in range(byte) if other not in printable))
+
+
+def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    from transformers import LlamaConfig, Qwen2Config
+
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": _CONTEXT,
+        "initializer_range": _WEIGHT_STD,
+        "tie_word_embeddings": False,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if architecture == "qwen2":
+        return Qwen2Config(**shape, rope_parameters={"rope_type": "default", "rope_theta": 10_000})
+    # An original context of 512 puts rotary frequencies into all three bands of the scaling rule.
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    return LlamaConfig(**shape, rope_parameters=scaling)
+
+
+def _randomise(model: nn.Module, seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, _BIAS_STD, generator=generator)
+            elif parameter.ndim == 1:
+                parameter.normal_(1.0, _NORM_STD, generator=generator)
+            else:
+                parameter.normal_(0.0, _WEIGHT_STD, generator=generator)

@@ -1,0 +1,1 @@
+"""Runners: each takes settings, drives a workload under the methods and writes records."""

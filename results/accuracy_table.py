@@ -1,0 +1,165 @@
+"""Table 1: what each method scores on each benchmark and what it costs (paper section 4.2)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from results import stats
+from results.names import display_name, method_order
+from results.records import Run
+from results.schema import TurnRecord
+from results.tables import Column, check_repetitions, provenance, register
+
+BOOTSTRAP_SEED = 0
+_BASELINE = "nonshared"
+
+COLUMNS = (
+    Column("bench", "Bench", "string"),
+    Column("data", "Data", "string"),
+    Column("method", "Method", "string"),
+    Column("variant", "Variant", "string", hide_if_empty=True),
+    Column("pool_state", "Pool at start", "string"),
+    Column("n", "n", "Int64"),
+    Column("runs", "Runs", "Int64"),
+    Column("accuracy_percent", "Accuracy % [95% CI]", digits=1, interval=True),
+    Column("difference_points", "vs NonShared [95% CI]", digits=1, interval=True),
+    Column("n_paired", "n paired", "Int64"),
+    Column("extraction_failures", "No answer", "Int64"),
+    Column("latency_s", "Latency s", digits=2),
+    Column("ttft_s", "TTFT s", digits=3),
+    Column("peak_memory_gb", "Peak GB", digits=2),
+    Column("pool_bytes", "Pool MB", "Int64", digits=2, scale=1e-6),
+    Column("rho_entry", "rho entry", digits=3),
+    Column("rho_transition", "rho transition", digits=3),
+    Column("rho_call", "rho call", digits=3),
+    Column("rho_entry_with_first", "rho incl. first", digits=3),
+    Column("executed_rows", "Executed rows", digits=1),
+    Column("kl_nats", "KL nats", digits=4),
+    Column("agreement_percent", "Agree %", digits=1),
+    Column("n_kl", "n KL", "Int64"),
+)
+
+
+class _Cell(NamedTuple):
+    """What one row stands for; its runs differ in the seed (the order of samples) alone."""
+
+    bench: str
+    method: str
+    label: str
+    pool_state: str
+    n: int
+
+
+def footer(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Provenance, and what the columns leave out."""
+    unscored = sum(sample.correct is None for run in runs for sample in run.samples)
+    notes = [
+        "accuracy: Wilson interval over distinct questions; difference: paired bootstrap over the "
+        f"questions both answered, seed {BOOTSTRAP_SEED}"
+    ]
+    if unscored:
+        notes.append(f"{unscored} answers were not scored and are not part of the accuracy")
+    return (*provenance(runs), *notes)
+
+
+@register(
+    "1",
+    title="accuracy, end-to-end latency, TTFT, peak memory and reuse ratio",
+    columns=COLUMNS,
+    kinds=("accuracy",),
+    command="repro accuracy --bench BENCH",
+    footer=footer,
+)
+def build(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row per benchmark, method, variant, pool state and n; repetitions are averaged."""
+    cells: dict[_Cell, list[Run]] = defaultdict(list)
+    exact: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        info = run.info
+        cells[_Cell(info.bench, info.method, info.label, info.pool_state, info.n)].append(run)
+        if info.method == _BASELINE:
+            exact[info.bench].append(run)
+    baselines = {bench: _scores(repeats) for bench, repeats in exact.items()}
+    ordered = sorted(cells, key=lambda cell: (cell.bench, method_order(cell.method), cell))
+    return pd.DataFrame(
+        [_row(cell, cells[cell], baselines.get(cell.bench, {})) for cell in ordered],
+        columns=[name for column in COLUMNS for name in column.frame_names],
+    )
+
+
+def _row(cell: _Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict[str, object]:
+    check_repetitions(runs)
+    samples = [sample for run in runs for sample in run.samples]
+    turns = [turn for run in runs for turn in run.turns]
+    scores = _scores(runs)
+    low, high = stats.wilson_interval(sum(scores.values()), len(scores))
+    common = [key for key in scores if key in baseline and cell.method != _BASELINE]
+    difference = stats.paired_bootstrap(
+        [100 * scores[key] for key in common],
+        [100 * baseline[key] for key in common],
+        seed=BOOTSTRAP_SEED,
+    )
+    kls = [turn.first_token.kl for turn in turns if turn.first_token.kl is not None]
+    agreed = [turn.first_token.agree for turn in turns if turn.first_token.agree is not None]
+    peak = max((turn.peak_memory_bytes or 0 for turn in turns), default=0)
+    executed = sum(turn.entries.executed / turn.layers for turn in turns)
+    return {
+        "bench": cell.bench,
+        "data": runs[0].info.data,
+        "method": display_name(cell.method),
+        "variant": cell.label,
+        "pool_state": cell.pool_state,
+        "n": len({sample.sample_id for sample in samples}),
+        "runs": len(runs),
+        "accuracy_percent": 100 * stats.mean(list(scores.values())),
+        "accuracy_percent_low": 100 * low,
+        "accuracy_percent_high": 100 * high,
+        "difference_points": difference.value,
+        "difference_points_low": difference.low,
+        "difference_points_high": difference.high,
+        "n_paired": len(common) or None,
+        "extraction_failures": sum(sample.failure is not None for sample in samples)
+        if samples
+        else None,
+        "latency_s": stats.mean([sample.e2e_s for sample in samples]),
+        "ttft_s": stats.mean(_trajectory_ttfts(runs)),
+        "peak_memory_gb": peak / 1e9 if peak else None,
+        "pool_bytes": max((turn.pool_bytes for turn in turns), default=None),
+        "rho_entry": stats.rho(turns, "entry"),
+        "rho_transition": stats.rho(turns, "transition"),
+        "rho_call": stats.rho(turns, "call"),
+        "rho_entry_with_first": stats.rho(turns, "entry", include_first=True),
+        "executed_rows": executed / len(samples) if samples else math.nan,
+        "kl_nats": stats.mean(kls),
+        "agreement_percent": 100 * stats.mean(agreed),
+        "n_kl": len(kls) or None,
+    }
+
+
+def _scores(runs: Sequence[Run]) -> dict[str, float]:
+    """Per question, the share of repetitions that answered it correctly."""
+    answers: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for sample in run.samples:
+            if sample.correct is not None:
+                answers[sample.sample_id].append(float(sample.correct))
+    return {sample_id: stats.mean(values) for sample_id, values in answers.items()}
+
+
+def _trajectory_ttfts(runs: Sequence[Run]) -> list[float]:
+    """Mean TTFT of each trajectory's turns, in seconds; turns without a token are left out."""
+    means = []
+    for run in runs:
+        turns: dict[int, list[TurnRecord]] = defaultdict(list)
+        for turn in run.turns:
+            turns[turn.sample_index].append(turn)
+        for trajectory in turns.values():
+            times = [turn.ttft_s for turn in trajectory if turn.ttft_s is not None]
+            if times:
+                means.append(stats.mean(times))
+    return means

@@ -1,0 +1,31 @@
+"""How methods are called and ordered wherever results are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "nonshared": "NonShared",
+        "fullshared": "FullShared",
+        "droidspeak": "DroidSpeak",
+        "cacheblend": "CacheBlend",
+        "relaycaching": "RelayCaching",
+        "graphflow": "GraphFlow",
+        "kvcomm": "KVComm",
+        "kvcmas": "KVCMAS",
+    }
+)
+"""Method name to display name, in the order of the paper's tables."""
+
+
+def display_name(method: str) -> str:
+    """Return the paper's spelling of a method, or the name itself for a method of somebody else."""
+    return METHODS.get(method, method)
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sort key: the paper's methods in the paper's order, then all others by name."""
+    known = list(METHODS)
+    return (known.index(method) if method in METHODS else len(known), method)

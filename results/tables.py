@@ -1,0 +1,299 @@
+"""Tables made from run records and from nothing else: registry, specification, finished table.
+
+A module that adds a table decorates a function from runs to a frame with :func:`register`; the
+package imports these modules itself, so that the registry is complete whoever asks. Runs that
+differ in model, hardware, backend, dtype or data never reach one call of that function together:
+they are split here and told apart by a ``setting`` column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from results import render
+from results.errors import TableError
+from results.records import Run
+from results.schema import RunInfo
+
+Build = Callable[[Sequence[Run]], pd.DataFrame]
+Footer = Callable[[Sequence[Run]], tuple[str, ...]]
+
+# What two runs must share to stand in one table without a label ...
+_COMPARABLE = (
+    "engine",
+    "model",
+    "model_revision",
+    "dtype",
+    "attention",
+    "device",
+    "hardware",
+    "data",
+)
+# ... and what they must share in addition if they ran the same benchmark.
+_COMPARABLE_IN_BENCH = ("data_sha256", "workflow", "max_new_tokens")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name in the frame and files, and how a person reads it.
+
+    With ``interval`` the frame also holds ``<name>_low`` and ``<name>_high``. ``scale`` and
+    ``digits`` apply to the display only; files keep the full value in the unit of the name.
+    """
+
+    name: str
+    heading: str
+    dtype: Literal["string", "Int64", "Float64"] = "Float64"
+    digits: int | None = None
+    scale: float = 1.0
+    interval: bool = False
+    hide_if_empty: bool = False
+
+    @property
+    def frame_names(self) -> tuple[str, ...]:
+        """Names of the frame's columns behind this one."""
+        bounds = (f"{self.name}_low", f"{self.name}_high") if self.interval else ()
+        return (self.name, *bounds)
+
+    def show(self, row: pd.Series) -> str:
+        """Format this column's cell; an absent value is an empty cell, never a zero."""
+        texts = ["" if pd.isna(row[name]) else self._format(row[name]) for name in self.frame_names]
+        if len(texts) == 3 and all(texts):
+            return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+        return texts[0]
+
+    def _format(self, value: str | float) -> str:
+        if isinstance(value, str) or self.digits is None:
+            return str(value)
+        return f"{value * self.scale:.{self.digits}f}"
+
+
+SETTING = Column("setting", "Setting", dtype="string")
+
+
+def provenance(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Footer with what is needed to judge or repeat the numbers; generated data are named first."""
+    infos = [run.info for run in runs]
+    lines = []
+    if any(info.data == "procedural" for info in infos):
+        lines.append(
+            "data=procedural: generated problems, NOT the benchmark's own; do not compare scores"
+        )
+    lines += [
+        "; ".join(
+            f"{name}: {', '.join(sorted({str(value(info)) for info in infos}))}"
+            for name, value in parts.items()
+        )
+        for parts in _PROVENANCE
+    ]
+    lines[-1] += f"; runs: {len(runs)}"
+    lines += [
+        f"incomplete: run {run.info.run_key} has {len(run.samples)} of {run.info.n} samples"
+        for run in runs
+        if len(run.samples) < run.info.n
+    ]
+    return tuple(lines)
+
+
+# One dict is one line of the footer.
+_PROVENANCE: tuple[Mapping[str, Callable[[RunInfo], object]], ...] = (
+    {
+        "model": lambda info: f"{info.model}@{info.model_revision or 'unversioned'}",
+        "dtype": lambda info: info.dtype,
+        "engine": lambda info: info.engine,
+        "attention": lambda info: info.attention,
+    },
+    {"hardware": lambda info: f"{info.hardware} ({info.device})"},
+    {"data": lambda info: f"{info.bench} {info.data} sha256 {info.data_sha256[:12]}"},
+    {
+        "profile": lambda info: info.profile,
+        "n": lambda info: info.n,
+        "seeds": lambda info: info.seed,
+        "max new tokens": lambda info: info.max_new_tokens,
+        "workflow": lambda info: info.workflow,
+    },
+    {"git commit": lambda info: info.git_commit or "unknown"},
+)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """How one table of the paper is made."""
+
+    number: str
+    title: str
+    columns: tuple[Column, ...]
+    kinds: tuple[str, ...]
+    """Kinds of run it is made from."""
+    command: str
+    """Command that makes such runs; shown while there are none."""
+    build: Build
+    footer: Footer = provenance
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table. ``frame`` holds the values in full; everything else is a view of it."""
+
+    spec: TableSpec
+    columns: tuple[Column, ...]
+    frame: pd.DataFrame
+    footer: tuple[str, ...]
+
+    def shown(self, names: Sequence[str] | None = None) -> tuple[Column, ...]:
+        """Columns to display: those named, in this order, or all but the empty optional ones."""
+        if names is None:
+            return tuple(
+                column
+                for column in self.columns
+                if not (column.hide_if_empty and self.frame[column.name].fillna("").eq("").all())
+            )
+        by_name = {column.name: column for column in self.columns}
+        if unknown := [name for name in names if name not in by_name]:
+            raise TableError(f"table {self.spec.number} has no column {', '.join(unknown)}")
+        return tuple(by_name[name] for name in names)
+
+    def headings(self, names: Sequence[str] | None = None) -> list[str]:
+        """Column headings, units included."""
+        return [column.heading for column in self.shown(names)]
+
+    def display_rows(self, names: Sequence[str] | None = None) -> list[list[str]]:
+        """Cells as a person reads them, for instance "62.5 [30.6, 86.3]"; empty if not measured."""
+        columns = self.shown(names)
+        return [[column.show(row) for column in columns] for _, row in self.frame.iterrows()]
+
+    def to_csv(self, path: Path) -> None:
+        """Write the full values below title and footer, which are lines that start with ``# ``.
+
+        ``pandas.read_csv(path, comment="#")`` reads it.
+        """
+        head = "".join(f"# {line}\n" for line in (self._caption, *self.footer))
+        # Twelve digits: the last ones of a sum depend on the machine, and files are compared.
+        body = self.frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")
+        path.write_text(head + body, encoding="utf-8")
+
+    def to_parquet(self, path: Path) -> None:
+        """Write the full values; ``pandas.read_parquet`` returns title and footer in ``attrs``."""
+        frame = self.frame.copy(deep=False)
+        frame.attrs = {"title": self._caption, "footer": list(self.footer)}
+        frame.to_parquet(path, index=False)
+
+    def to_markdown(self) -> str:
+        """Render the displayed cells as a Markdown table with its footer."""
+        return render.markdown(self._caption, self.headings(), self.display_rows(), self.footer)
+
+    def to_latex(self) -> str:
+        """Render the displayed cells as a LaTeX table float (booktabs) with its footer."""
+        return render.latex(self._caption, self.headings(), self.display_rows(), self.footer)
+
+    @property
+    def _caption(self) -> str:
+        return f"Table {self.spec.number}: {self.spec.title}"
+
+
+_REGISTRY: dict[str, TableSpec] = {}  # filled while the package is imported, never after
+
+
+def register(
+    number: str,
+    *,
+    title: str,
+    columns: Iterable[Column],
+    kinds: Iterable[str],
+    command: str,
+    footer: Footer = provenance,
+) -> Callable[[Build], Build]:
+    """Declare a function from comparable runs to a frame as the way table ``number`` is made.
+
+    The frame holds every column of ``columns``. Raises TableError if the number is taken.
+    """
+
+    def add(build: Build) -> Build:
+        if number in _REGISTRY:
+            raise TableError(f"table {number} is registered twice")
+        _REGISTRY[number] = TableSpec(
+            number, title, tuple(columns), tuple(kinds), command, build, footer
+        )
+        return build
+
+    return add
+
+
+def known_tables() -> tuple[str, ...]:
+    """Numbers of the registered tables, in order."""
+    return tuple(sorted(_REGISTRY, key=lambda number: (len(number), number)))
+
+
+def build_table(number: str, runs: Sequence[Run]) -> Table:
+    """Make a table from the runs of its kinds; others are ignored, none gives an empty table.
+
+    Raises TableError for an unknown number and for runs that claim the same cell.
+    """
+    if number not in _REGISTRY:
+        raise TableError(f"unknown table {number!r}; known: {', '.join(known_tables())}")
+    spec = _REGISTRY[number]
+    chosen = [run for run in runs if run.info.kind in spec.kinds]
+    _refuse_copies(chosen)
+    groups = list(split_settings(chosen))
+    columns = (SETTING, *spec.columns) if len(groups) > 1 else spec.columns
+    types = {name: column.dtype for column in columns for name in column.frame_names}
+    frames = [
+        spec.build(group).assign(setting=setting)[list(types)].astype(types)
+        for setting, group in groups
+    ]
+    frame = (
+        pd.concat(frames, ignore_index=True)
+        if frames
+        else pd.DataFrame(columns=list(types)).astype(types)
+    )
+    footer = spec.footer(chosen) if chosen else (f"no records yet; made by: {spec.command}",)
+    return Table(spec, columns, frame, footer)
+
+
+def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Group runs that may share a table unlabelled; a label names what differs ("" if nothing)."""
+    differing = [name for name in _COMPARABLE if len({getattr(run.info, name) for run in runs}) > 1]
+    benches = {run.info.bench for run in runs}
+    for name in _COMPARABLE_IN_BENCH:
+        pairs = {(run.info.bench, getattr(run.info, name)) for run in runs}
+        if len(pairs) > len(benches):
+            differing.append(name)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        label = ", ".join(f"{name}={str(getattr(run.info, name))[:64]}" for name in differing)
+        groups.setdefault(label, []).append(run)
+    yield from sorted(groups.items())
+
+
+def check_repetitions(runs: Sequence[Run]) -> None:
+    """Refuse to average runs of one method on one benchmark that do not repeat one another.
+
+    Raises TableError unless they differ in the seed and have the same settings.
+    """
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        what = f"{run.info.method} on {run.info.bench}"
+        if run.info.settings != runs[0].info.settings:
+            raise TableError(
+                f"{runs[0].name} and {run.name} are both {what} but differ in their settings; "
+                "give one a label"
+            )
+        if other := by_seed.get(run.info.seed):
+            raise TableError(
+                f"{other.name} and {run.name} both measure {what} with seed {run.info.seed}; "
+                "use one of them"
+            )
+        by_seed[run.info.seed] = run
+
+
+def _refuse_copies(runs: Sequence[Run]) -> None:
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if other := seen.get(run.info.run_key):
+            raise TableError(f"{other.name} and {run.name} are copies of run {run.info.run_key}")
+        seen[run.info.run_key] = run

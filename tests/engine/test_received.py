@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvcmas.engine import received
+from kvcmas.engine.adapter import TransformersAdapter
+from kvcmas.engine.attention import Rows
+from kvcmas.engine.contract import Fill, Plan
+from kvcmas.engine.executor import Executor
+from kvcmas.engine.received import Received
+from kvcmas.engine.segments import Prompt, pf, ph
+from tests.workflows import random_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROMPT = Prompt(
+    (pf(random_ids(1, 9)), ph("q", random_ids(2, 16)), pf(random_ids(3, 7)), ph("obs0", (5, 6, 7)))
+)
+OUTPUT = random_ids(4, 8)
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_qwen2"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    loaded, _ = request.getfixturevalue(request.param)
+    return loaded
+
+
+def attention(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """Transformers' own weights summed over layers and heads, ``[queries, keys]``."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            layers = model(torch.tensor([ids]), output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(before)
+    return torch.cat(layers).sum(dim=(0, 1))
+
+
+@pytest.mark.parametrize("at_once", [1, len(OUTPUT)])
+def test_equals_the_sum_of_attention_weights(at_once: int, model: PreTrainedModel) -> None:
+    """A prompt PH collects from later prompt rows and decoding, the output from decoding."""
+    executor = Executor(TransformersAdapter(model))
+    run = executor.run(PROMPT, Plan.make(PROMPT), new_tokens=len(OUTPUT), received=True)
+    for start in range(0, len(OUTPUT), at_once):
+        executor.extend(run.buffer, OUTPUT[start : start + at_once])
+    expected = attention(model, [*PROMPT.ids, *OUTPUT]).sum(dim=0)
+    for rows in (PROMPT.rows(1), PROMPT.rows(3), range(len(PROMPT), len(PROMPT) + len(OUTPUT))):
+        got = run.buffer.extract(rows).received
+        torch.testing.assert_close(got, expected[rows.start : rows.stop], **CLOSE)
+
+
+def test_filled_rows_pass_on_what_their_source_holds(model: PreTrainedModel) -> None:
+    executor = Executor(TransformersAdapter(model))
+    source = executor.run(PROMPT, Plan.make(PROMPT), received=True).buffer.extract(PROMPT.rows(1))
+    later = Prompt((pf(random_ids(5, 4)), PROMPT.segments[1], PROMPT.segments[3], pf((9, 9, 9))))
+    plan = Plan.make(later, (Fill(1, source),))
+    run = executor.run(later, plan, new_tokens=1, received=True)
+    executor.extend(run.buffer, [7])
+    passed_on = run.buffer.extract(later.rows(1)).received
+    assert source.received is not None and passed_on is not None
+    assert torch.equal(passed_on, source.received)
+    first_seen = run.buffer.extract(later.rows(2)).received
+    assert first_seen is not None and first_seen.min() > 0
+
+
+def test_captures_nothing_unless_asked(model: PreTrainedModel) -> None:
+    run = Executor(TransformersAdapter(model)).run(PROMPT, Plan.make(PROMPT))
+    assert run.buffer.extract(PROMPT.rows(1)).received is None
+
+
+def test_chunks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(4, 21, 8, generator=generator)
+    k = torch.randn(2, 50, 8, generator=generator)
+    rows = Rows(torch.arange(10, 31), torch.device("cpu"))
+    collecting = torch.arange(50) >= 13
+    totals = []
+    for scores in (1 << 24, 300, 1):
+        monkeypatch.setattr(received, "SCORES", scores)
+        collector = Received(collecting, torch.device("cpu"))
+        collector.observe(q, rows, k)
+        totals.append(collector.total)
+    torch.testing.assert_close(totals[1], totals[0])
+    torch.testing.assert_close(totals[2], totals[0])
+    assert not totals[0][:13].any() and not totals[0][31:].any() and totals[0][13:31].all()

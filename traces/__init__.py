@@ -1,0 +1,1 @@
+"""Controlled serving traces: schema, generator, arrival laws, replay."""

@@ -1,0 +1,175 @@
+"""Trace files: workflows as token ids, so that every method replays identical prompts.
+
+A trace is a JSONL file. Its first line is the header; every other line is one workflow. The
+header's ``sha256`` covers the workflow lines as bytes, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from kvcmas.engine.segments import Prompt, Segment
+from kvcmas.engine.workflow import Node, Workflow
+from kvcmas.errors import UserError
+
+TRACE_VERSION: Final = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TraceSegment(_Model):
+    """One segment: ``slot`` for a PH, None for a PF."""
+
+    slot: str | None
+    ids: tuple[NonNegativeInt, ...]
+
+
+class TraceTurn(_Model):
+    """One turn: its place in the workflow graph, its prompt and its output (without stop token)."""
+
+    agent: NonNegativeInt
+    round: int = Field(default=1, ge=1)
+    parents: tuple[str, ...]
+    segments: tuple[TraceSegment, ...]
+    output: tuple[NonNegativeInt, ...]
+
+    @property
+    def node(self) -> Node:
+        """The turn's node in the workflow graph."""
+        return Node(self.agent, self.round, self.parents)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt, as the engine takes it."""
+        return Prompt(
+            tuple(Segment("PH" if s.slot else "PF", s.ids, s.slot) for s in self.segments)
+        )
+
+    @classmethod
+    def of(cls, node: Node, prompt: Prompt, output: Sequence[int]) -> TraceTurn:
+        """Record a turn."""
+        return cls(
+            agent=node.agent,
+            round=node.round,
+            parents=node.parents,
+            segments=tuple(TraceSegment(slot=s.slot, ids=s.ids) for s in prompt.segments),
+            output=tuple(output),
+        )
+
+
+class TraceWorkflow(_Model):
+    """One user request with all its turns in static order."""
+
+    request: str
+    turns: tuple[TraceTurn, ...] = Field(min_length=1)
+
+    def workflow(self, name: str) -> Workflow:
+        """The graph of this request."""
+        return Workflow(name, tuple(turn.node for turn in self.turns))
+
+
+class TraceHeader(_Model):
+    """What made the trace.
+
+    ``kind`` is ``recorded`` (NonShared trajectories of a model on a bench) or ``generated``;
+    ``origin`` holds the settings that reproduce it.
+    """
+
+    version: Literal[1] = TRACE_VERSION
+    kind: Literal["recorded", "generated"]
+    topology: str
+    workflows: NonNegativeInt
+    sha256: str
+    vocab: NonNegativeInt
+    origin: dict[str, Any]
+
+
+class Trace(_Model):
+    """A whole trace."""
+
+    header: TraceHeader
+    workflows: tuple[TraceWorkflow, ...]
+
+
+def write_trace(
+    path: Path,
+    workflows: Sequence[TraceWorkflow],
+    *,
+    kind: Literal["recorded", "generated"],
+    topology: str,
+    vocab: int,
+    origin: dict[str, Any],
+) -> Trace:
+    """Write a trace atomically.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    lines = [_line(workflow) for workflow in workflows]
+    header = TraceHeader(
+        kind=kind,
+        topology=topology,
+        workflows=len(workflows),
+        sha256=_sha256(lines),
+        vocab=vocab,
+        origin=origin,
+    )
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(b"".join((_line(header), *lines)))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write trace {path}: {error.strerror}") from error
+    return Trace(header=header, workflows=tuple(workflows))
+
+
+def read_trace(path: Path) -> Trace:
+    """Read and verify a trace.
+
+    Raises:
+        UserError: no such file, a malformed line (with its number), or a hash that does not fit.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"cannot read trace {path}: {error.strerror}") from error
+    if not lines:
+        raise UserError(f"{path}:1: an empty file is no trace")
+    number = 1
+    try:
+        header = TraceHeader.model_validate_json(lines[0])
+        workflows = []
+        for line in lines[1:]:
+            number += 1
+            workflows.append(TraceWorkflow.model_validate_json(line))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}:{number}: {where}: {first['msg']}") from error
+    if _sha256(lines[1:]) != header.sha256 or len(workflows) != header.workflows:
+        raise UserError(
+            f"{path}: the workflows do not fit the header's sha256; the file was changed"
+        )
+    return Trace(header=header, workflows=tuple(workflows))
+
+
+def _line(model: BaseModel) -> bytes:
+    text = json.dumps(model.model_dump(mode="json"), separators=(",", ":"), sort_keys=True)
+    return text.encode() + b"\n"
+
+
+def _sha256(lines: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"".join(lines)).hexdigest()

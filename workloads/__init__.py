@@ -1,0 +1,1 @@
+"""Benchmarks: data, agents and prompts, scoring."""

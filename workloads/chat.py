@@ -1,0 +1,151 @@
+"""Chat messages as token-id segments, through the tokenizer's own chat template.
+
+The template is rendered once, with marks where the texts go, and cut at the marks. A prompt is then
+joined from pieces, so that a shared segment has the same ids in every prompt; seams between pieces lie
+at shared segments only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from kvcmas.engine.segments import Prompt, Segment, pf, ph
+from kvcmas.errors import UserError
+from workloads.base import Message, Slot, Text
+
+SYSTEM_MARK, USER_MARK, REPLY_MARK = "\u2e28SYSTEM\u2e29", "\u2e28USER\u2e29", "\u2e28REPLY\u2e29"
+# Some templates print today's date; a prompt may not change from one day to the next.
+_FIXED = {"date_string": "26 Jul 2024"}
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A tokenizer with its chat template in pieces: ``head + system + middle + user + tail``.
+
+    Where the template knows no system role, ``middle`` is an empty line and the system text leads the
+    user's message. ``stop_ids`` end an agent's turn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    head: str
+    middle: str
+    tail: str
+    stop_ids: frozenset[int]
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int] = ()) -> ChatFormat:
+        """Cut ``tokenizer``'s template. ``eos_ids`` are the generation configuration's, if there are any.
+
+        Raises:
+            UserError: no chat template, one that changes or repeats the texts, or a tokenizer whose
+                pieces do not join into the text.
+        """
+        if not tokenizer.chat_template:
+            raise UserError(
+                f"{tokenizer.name_or_path or 'the model'} has no chat template; an instruction-tuned model is needed"
+            )
+        head, middle, tail = _cut(tokenizer)
+        chat = cls(tokenizer, head, middle, tail, _stop_ids(tokenizer, eos_ids))
+        chat._check_joins()
+        return chat
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the template as it enters prompts."""
+        return hashlib.sha256("\0".join((self.head, self.middle, self.tail)).encode()).hexdigest()
+
+    def encode_shared(self, text: str) -> tuple[int, ...]:
+        """Ids of text from outside (question, observation). It cannot contain a control token."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        """Text of generated ids, control tokens left out."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        if not isinstance(text, str):
+            raise TypeError("one sequence of ids was decoded, several texts came back")
+        return text
+
+    def segments(self, message: Message, fills: Mapping[str, tuple[int, ...]]) -> Prompt:
+        """The prompt of ``message`` up to the reply. ``fills`` holds the ids of each slot it names.
+
+        Neighbouring texts are joined with the template's own text and tokenised as one PF segment.
+        Empty texts leave no segment; an empty fill leaves an empty PH segment.
+
+        Raises:
+            ValueError: the message names a slot that ``fills`` lacks.
+        """
+        segments: list[Segment] = []
+        pending = self.head + message.system + self.middle
+        for piece in (*message.user, Text(self.tail)):
+            if isinstance(piece, Text):
+                pending += piece.text
+                continue
+            if piece.name not in fills:
+                raise ValueError(f"nothing fills slot {piece.name!r}; filled: {', '.join(fills) or 'none'}")
+            segments += [*self._own(pending), ph(piece.name, fills[piece.name])]
+            pending = ""
+        return Prompt((*segments, *self._own(pending)))
+
+    def render(self, message: Message, texts: Mapping[str, str]) -> str:
+        """The same prompt as text, for people and logs."""
+        user = "".join(p.text if isinstance(p, Text) else texts[p.name] for p in message.user)
+        return f"{self.head}{message.system}{self.middle}{user}{self.tail}"
+
+    def _own(self, text: str) -> list[Segment]:
+        """The agent's own text, in which the template's control tokens count; no BOS is added to them."""
+        return [pf(self.tokenizer.encode(text, add_special_tokens=False))] if text else []
+
+    def _check_joins(self) -> None:
+        """A tokenizer that marks word starts by itself would put a space at every seam."""
+        message = Message("Be brief.", (Text("One:\n"), Slot("q"), Text("\nTwo.")))
+        ids = self.segments(message, {"q": self.encode_shared("x = 1")}).ids
+        joined = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if joined != self.render(message, {"q": "x = 1"}):
+            raise UserError(
+                f"{self.tokenizer.name_or_path or 'the tokenizer'} adds or drops characters where segments join; "
+                "byte-level tokenizers (Llama 3, Qwen, SmolLM) work"
+            )
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
+    """Head, middle and tail of the template."""
+    user = {"role": "user", "content": USER_MARK}
+    system = {"role": "system", "content": SYSTEM_MARK}
+    try:
+        if pieces := _split(_rendered(tokenizer, [system, user]), SYSTEM_MARK, USER_MARK):
+            return pieces[0], pieces[1], pieces[2]
+    except TemplateError:
+        pass  # the template refuses the system role
+    if pieces := _split(_rendered(tokenizer, [user]), USER_MARK):
+        return pieces[0], "\n\n", pieces[1]
+    raise UserError(f"the chat template of {tokenizer.name_or_path or 'the model'} changes or repeats its messages")
+
+
+def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> frozenset[int]:
+    """The given ids, the tokenizer's own EOS and the control token that the template puts after a reply."""
+    ids = set(eos_ids)
+    if isinstance(tokenizer.eos_token_id, int):
+        ids.add(tokenizer.eos_token_id)
+    turns = [{"role": "user", "content": USER_MARK}, {"role": "assistant", "content": REPLY_MARK}]
+    after = _rendered(tokenizer, turns, reply=False).partition(REPLY_MARK)[2]
+    special = set(tokenizer.all_special_ids)
+    ids.update([i for i in tokenizer.encode(after, add_special_tokens=False) if i in special][:1])
+    return frozenset(ids)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], reply: bool = True) -> str:
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=reply, **_FIXED)
+    assert isinstance(text, str)
+    return text
+
+
+def _split(text: str, *marks: str) -> list[str] | None:
+    """``text`` without the marks, or None unless each occurs once and in this order."""
+    pieces = re.split("|".join(map(re.escape, marks)), text)
+    return pieces if text == "".join(p + m for p, m in zip(pieces, (*marks, ""), strict=False)) else None
