@@ -150,14 +150,13 @@ def _caches(replay: Replay) -> dict[str, float]:
 def _cost(replay: Replay, exact_ttfts: Mapping[TurnKey, float]) -> dict[str, object]:
     """Work, time and memory; ``exact_ttfts`` are NonShared's, in seconds per turn."""
     turns, reuse = replay.turns, replay.reuse_turns
-    workflows = {(turn.run_key, turn.sample_index) for turn in turns}
     reference = sum(turn.reference_tokens for turn in turns)
     return {
         "touched_rows": stats.mean([turn.touched_rows for turn in reuse]),
         "row_layers": stats.mean([turn.row_layers for turn in reuse]),
         "row_layers_accepted": stats.mean([t.row_layers for t in reuse if _all_accepted(t)]),
         "executed_flops": stats.mean([turn.executed_flops for turn in reuse]),
-        "reference_tokens": reference / len(workflows) if workflows else math.nan,
+        "reference_tokens": reference / replay.workflows if turns else math.nan,
         "ttft_s": stats.mean([turn.ttft_s for turn in reuse if turn.ttft_s is not None]),
         "ttft_ratio": _ratio(_per_turn(reuse, _ttft), exact_ttfts),
         "pool_bytes": max((turn.pool_bytes for turn in turns), default=None),

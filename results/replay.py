@@ -60,6 +60,11 @@ class Replay:
                 yield turn.sample_id, edge
 
     @property
+    def workflows(self) -> int:
+        """Evaluated workflows, every repetition counted."""
+        return sum(len({t.sample_index for t in run.fidelity if not t.warm}) for run in self.runs)
+
+    @property
     def n_warm(self) -> int:
         """Distinct samples that only filled the pools."""
         return len({turn.sample_id for run in self.runs for turn in run.fidelity if turn.warm})

@@ -63,9 +63,9 @@ class RunInfo(_Record):
     seed: int
     sample_order_sha256: Sha256
     pool_state: Literal["cold", "warm"] = "cold"
-    """Whether the anchor pools were empty when the run began."""
+    """Whether the anchor pools were empty when the first evaluated sample began."""
     n: PositiveInt
-    """Samples planned; the rows tell how many are complete."""
+    """Samples planned, warm-up included; the rows tell how many are complete."""
     max_new_tokens: PositiveInt
     workflow: str
     profile: str

@@ -119,7 +119,7 @@ class TransformersAdapter:
         )
 
     def _heads(self, rows: Tensor) -> Tensor:
-        return rows.view(rows.shape[0], -1, self._head_dim).transpose(0, 1)
+        return rows.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""

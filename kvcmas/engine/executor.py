@@ -114,12 +114,15 @@ class Executor:
                 else _stays(active, plan, layer)
             )
             if normed.shape[0] != len(active.rows) or not bool(stays.all()):
+                self._observe(buffer, active, ~stays, layer)
                 active.keep(stays)
                 normed = self.model.input_norm(layer, active.hidden)
             if len(active.rows):
                 active.hidden = self._layer(buffer, active.rows, active.hidden, normed, layer)
             row_layers += kv_rows
             flops += spec.layer_flops(kv_rows, len(active.rows), active.rows.attended)
+        if not torch.equal(active.rows.host, wanted.nonzero().squeeze(1)):
+            raise ValueError("a row whose logits are wanted is not active in the last layer")
         logits = self.model.logits(active.hidden)
         flops += 2 * spec.hidden * spec.vocab * len(active.rows)
         return Prefill(buffer, logits, account(prompt, buffer.origin, touched, row_layers, flops))
@@ -204,19 +207,22 @@ class Executor:
         self.model.rope.align_(k, rows.start)
 
     def _enter(self, active: _Active, event: Enter, ids: Tensor) -> None:
-        rows = torch.cat((active.rows.host, event.rows))
-        order = rows.argsort()
-        if bool((rows[order].diff() == 0).any()):
-            raise ValueError(f"a row enters at layer {event.layer} that is active already")
         hidden = event.hidden
         if hidden is None:
+            if event.layer > 0:
+                raise ValueError(f"rows enter at layer {event.layer} without residual rows")
             hidden = self.model.embed(ids[event.rows.to(ids.device)])
         elif len(hidden) != len(event.rows):
             raise ValueError(f"{len(event.rows)} rows enter with {len(hidden)} residual rows")
+        rows = torch.cat((active.rows.host, event.rows))
         merged = torch.cat((active.hidden, hidden))
-        active.rows = Rows(rows[order], merged.device)
-        active.hidden = merged[order.to(merged.device)] if active.write.numel() else merged
-        active.write = torch.cat((active.write, torch.full((len(event.rows),), event.write)))[order]
+        write = torch.cat((active.write, torch.full((len(event.rows),), event.write)))
+        if not bool((rows.diff() > 0).all()):
+            order = rows.argsort()
+            rows, merged, write = rows[order], merged[order.to(merged.device)], write[order]
+            if bool((rows.diff() == 0).any()):
+                raise ValueError(f"a row enters at layer {event.layer} that is active already")
+        active.rows, active.hidden, active.write = Rows(rows, merged.device), merged, write
 
     def _scatter(self, buffer: Buffer, active: _Active, plan: Plan, layer: int) -> Tensor:
         """Write the active rows' K and V, after any selection; returns their normed rows."""
@@ -260,10 +266,23 @@ class Executor:
     def _layer(
         self, buffer: Buffer, rows: Rows, hidden: Tensor, normed: Tensor, layer: int
     ) -> Tensor:
+        q = self._queries(buffer, rows, normed, layer)
+        return self.model.finish(layer, hidden, attend(q, rows, buffer.k[layer], buffer.v[layer]))
+
+    def _queries(self, buffer: Buffer, rows: Rows, normed: Tensor, layer: int) -> Tensor:
         q = self.model.rope.make(self.model.project_q(layer, normed), rows.positions)
         if buffer.received is not None:
             buffer.received.observe(q, rows, buffer.k[layer])
-        return self.model.finish(layer, hidden, attend(q, rows, buffer.k[layer], buffer.v[layer]))
+        return q
+
+    def _observe(self, buffer: Buffer, active: _Active, leaves: Tensor, layer: int) -> None:
+        """Nothing else of rows that leave is needed, but the attention they give is."""
+        if buffer.received is None or not buffer.received.reached_by(active.rows):
+            return
+        index = leaves.nonzero().squeeze(1)
+        rows = Rows(active.rows.host[index], active.hidden.device)
+        normed = self.model.input_norm(layer, active.hidden[index.to(active.hidden.device)])
+        self._queries(buffer, rows, normed, layer)
 
 
 def _stays(active: _Active, plan: Plan, layer: int) -> Tensor:

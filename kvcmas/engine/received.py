@@ -31,14 +31,18 @@ class Received:
         # Queries before the first collecting row cannot see any.
         self._first = int(collecting.int().argmax()) if collecting.any() else len(collecting)
 
+    def reached_by(self, rows: Rows) -> bool:
+        """Whether any of the queries sees a row that collects."""
+        return bool((rows.host >= self._first).any())
+
     def observe(self, q: Tensor, rows: Rows, k: Tensor) -> None:
         """Add what one layer's rotated queries ``[heads, rows, head_dim]`` of ``rows`` give.
 
         ``k`` is that layer of the buffer, ``[kv_heads, capacity, head_dim]``, keys at position.
         """
-        skipped = int(torch.searchsorted(rows.host, self._first))
-        if skipped == len(rows):
+        if not self.reached_by(rows):
             return
+        skipped = int(torch.searchsorted(rows.host, self._first))
         keys = int(rows.host[-1]) + 1
         step = max(1, SCORES // (q.shape[0] * keys))
         k = k[:, :keys].float()

@@ -59,7 +59,10 @@ class Workflow:
             raise ValueError("a workflow needs at least one turn")
 
     def __getitem__(self, name: str) -> Node:
-        return next(node for node in self.nodes if node.name == name)
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
 
     def consumes(self, node: Node) -> tuple[str, ...]:
         """Slots in prompt order: the query, then each parent's output and its observation."""

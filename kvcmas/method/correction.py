@@ -26,6 +26,9 @@ from kvcmas.pool.lowrank import (
 
 Weights = Literal["distance", "uniform", "nearest_anchor", "token_knn"]
 
+# Distances held at once while tokens are matched: 64 MiB in fp32, whatever the pool.
+MATCHED = 1 << 24
+
 
 @dataclass(frozen=True)
 class LowRankCorrection:
@@ -159,8 +162,9 @@ def _match(kv: Tensor, bases: Sequence[Factors], neighbours: int, temperature: f
         for base in bases
     ]
     index, weights = [], []
-    for start in range(0, tokens, BLOCK):
-        part = slice(start, min(start + BLOCK, tokens))
+    step = max(1, MATCHED // sum(lengths))
+    for start in range(0, tokens, step):
+        part = slice(start, min(start + step, tokens))
         squared = torch.cat(norms).expand(part.stop - part.start, -1).clone()
         for layer in range(layers):
             x = flat(kv[layer, :, part]).float()

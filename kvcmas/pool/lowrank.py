@@ -6,11 +6,12 @@ head_dim (paper section 3.3, Eq. 7).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Factorisation = Literal["exact", "randomised"]
@@ -118,17 +119,14 @@ def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     """
     total = torch.zeros(len(bases), dtype=torch.float64, device=v.device)
     for layer in range(v.shape[0] if bases else 0):
-        stacked = torch.cat([base.b[layer] for base in bases]).float()
-        grams = [b @ b.T for b in stacked.split([base.b.shape[1] for base in bases])]
-        for start in range(0, rows, BLOCK):
-            part = slice(start, min(start + BLOCK, rows))
+        b = _stack_b(bases, layer)
+        gram, columns = b @ b.mT, b.flatten(0, 1).T
+        for part in _blocks(rows):
             x = flat(v[layer, :, part]).float()
-            norm = x.square().sum(dtype=torch.float64)
-            projected = (x @ stacked.T).split([base.b.shape[1] for base in bases], dim=1)
-            for i, (base, gram) in enumerate(zip(bases, grams, strict=True)):
-                a = base.a[layer, part].float()
-                cross = a @ gram - 2 * projected[i]
-                total[i] += norm + (a * cross).sum(dtype=torch.float64)
+            a = _stack_a(bases, layer, part)
+            projected = (x @ columns).unflatten(1, b.shape[:2]).transpose(0, 1)
+            cross = torch.bmm(a, gram).sub_(projected, alpha=2).mul_(a).sum(dim=(1, 2))
+            total += cross.double() + x.square().sum().double()
     return total.clamp_min(0).sqrt()
 
 
@@ -140,15 +138,12 @@ def token_distances(kv: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     """
     layers, heads, _, dim = kv.shape
     total = torch.zeros(len(bases), rows, device=kv.device)
-    for layer in range(layers):
-        for start in range(0, rows, BLOCK):
-            x = flat(kv[layer, :, start : min(start + BLOCK, rows)]).float()
-            for i, base in enumerate(bases):
-                a = base.a[layer, start : start + x.shape[0]].float()
-                difference = torch.addmm(x[: a.shape[0]], a, base.b[layer].float(), alpha=-1)
-                total[i, start : start + a.shape[0]] += torch.linalg.vector_norm(
-                    difference, 1, dim=1
-                )
+    for layer in range(layers if bases else 0):
+        b = _stack_b(bases, layer)
+        for part in _blocks(rows):
+            x = flat(kv[layer, :, part]).float().expand(len(bases), -1, -1)
+            difference = torch.baddbmm(x, _stack_a(bases, layer, part), b, alpha=-1)
+            total[:, part] += difference.abs_().sum(dim=-1)
     total /= layers * heads * dim
     for i, base in enumerate(bases):
         total[i, len(base) :] = torch.inf
@@ -158,13 +153,31 @@ def token_distances(kv: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
 def weighted_sum(weights: Tensor, deltas: Sequence[Factors], layer: int, part: slice) -> Tensor:
     """``sum_v w_v A_v B_v`` of one layer over the tokens ``part`` (Eq. 8): ``[tokens, D]``, fp32.
 
-    ``weights [deltas, tokens of the whole segment]``; a delta that does not reach a token must
-    weigh 0 there.
+    ``weights [deltas, tokens of the whole segment]``; a delta that does not reach a token counts
+    as zero there.
     """
-    scaled, right = [], []
-    for weight, delta in zip(weights, deltas, strict=True):
-        a = delta.a[layer, part].float() * weight[part][: len(delta.a[layer, part]), None]
-        missing = part.stop - part.start - a.shape[0]
-        scaled.append(torch.nn.functional.pad(a, (0, 0, 0, missing)) if missing else a)
-        right.append(delta.b[layer].float())
-    return torch.cat(scaled, dim=1) @ torch.cat(right)
+    a = _stack_a(deltas, layer, part) * weights[:, part, None]
+    return a.transpose(0, 1).flatten(1) @ _stack_b(deltas, layer).flatten(0, 1)
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + BLOCK, rows)) for start in range(0, rows, BLOCK))
+
+
+def _stack_a(factors: Sequence[Factors], layer: int, part: slice) -> Tensor:
+    """Left factors of the tokens ``part``, ``[factors, tokens, rank]`` fp32, zero where missing."""
+    rank = max(f.a.shape[2] for f in factors)
+    shape = (part.stop - part.start, rank)
+    return torch.stack([_padded(f.a[layer, part].float(), shape) for f in factors])
+
+
+def _stack_b(factors: Sequence[Factors], layer: int) -> Tensor:
+    """Right factors, ``[factors, rank, D]`` fp32, zero rows beyond a factor's own rank."""
+    shape = (max(f.b.shape[1] for f in factors), factors[0].b.shape[2])
+    return torch.stack([_padded(f.b[layer].float(), shape) for f in factors])
+
+
+def _padded(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    if x.shape == shape:
+        return x
+    return F.pad(x, (0, shape[1] - x.shape[1], 0, shape[0] - x.shape[0]))

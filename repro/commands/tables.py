@@ -28,7 +28,39 @@ VIEWS = {
         ),
         "cost": ("latency_s", "ttft_s", "peak_memory_gb", "pool_bytes", "executed_rows"),
         "reuse": ("rho_entry", "rho_transition", "rho_call", "rho_entry_with_first"),
-    }
+    },
+    "fidelity": {
+        "answers": (
+            "n",
+            "n_turns",
+            "kl_first_nats",
+            "kl_first_difference_nats",
+            "kl_last_nats",
+            "kl_answer_nats",
+            "agreement_percent",
+        ),
+        "caches": (
+            "k_error",
+            "v_error",
+            "k_error_accepted",
+            "v_error_accepted",
+            "k_error_refused",
+            "v_error_refused",
+        ),
+        "split": ("kl_accepted_nats", "n_accepted", "kl_refused_nats", "n_refused"),
+        "reuse": ("rho_entry", "rho_transition", "rho_call", "n_warm"),
+        "cost": (
+            "touched_rows",
+            "row_layers",
+            "row_layers_accepted",
+            "executed_flops",
+            "reference_tokens",
+            "ttft_s",
+            "ttft_ratio",
+            "pool_bytes",
+            "reference_bytes",
+        ),
+    },
 }
 NAMES = ("setting", "bench", "method", "variant")
 

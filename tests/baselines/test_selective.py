@@ -57,7 +57,7 @@ PART = [
     EPIC(tokens=4),
 ]
 # Each ladder rebuilds more and more, from nothing to everything.
-LADDERS = {
+LADDERS: dict[str, list[Selective]] = {
     "droidspeak": [DroidSpeak(), *(DroidSpeak(blocks=((0, last),)) for last in range(1, LAYERS))],
     "cacheblend": [CacheBlend(ratio=r, scope="segment") for r in (0, 0.25, 0.5, 0.75, 1)],
     "relaycaching": [

@@ -22,7 +22,7 @@ PROMPT = Prompt(
     (pf(random_ids(1, 9)), ph("q", random_ids(2, 16)), pf(random_ids(3, 7)), ph("obs0", (5, 6, 7)))
 )
 OUTPUT = random_ids(4, 8)
-CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+CLOSE = 1e-4
 
 
 @pytest.fixture(params=["tiny_llama", "tiny_qwen2"])
@@ -53,7 +53,7 @@ def test_equals_the_sum_of_attention_weights(at_once: int, model: PreTrainedMode
     expected = attention(model, [*PROMPT.ids, *OUTPUT]).sum(dim=0)
     for rows in (PROMPT.rows(1), PROMPT.rows(3), range(len(PROMPT), len(PROMPT) + len(OUTPUT))):
         got = run.buffer.extract(rows).received
-        torch.testing.assert_close(got, expected[rows.start : rows.stop], **CLOSE)
+        torch.testing.assert_close(got, expected[rows.start : rows.stop], atol=CLOSE, rtol=CLOSE)
 
 
 def test_filled_rows_pass_on_what_their_source_holds(model: PreTrainedModel) -> None:

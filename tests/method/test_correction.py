@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvcmas.engine.cache import SegmentCache
 from kvcmas.engine.contract import Correction
+from kvcmas.method import correction
 from kvcmas.method.correction import Weights, interpolate, match_tokens
 from kvcmas.pool.lowrank import FactorPair, factorise, flat
 
@@ -74,10 +75,10 @@ def by_position(
     weights: Weights = "distance",
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    correction = interpolate(
+    result = interpolate(
         cache, anchors.base_factors, anchors.delta_factors, rows, (), weights, temperature
     )
-    return added(correction, len(cache))
+    return added(result, len(cache))
 
 
 def test_uniform_is_the_mean_delta(cache: SegmentCache) -> None:
@@ -135,11 +136,11 @@ def test_weight_temperature(cache: SegmentCache, temperature: float) -> None:
 def by_content(
     cache: SegmentCache, anchors: Anchors, neighbours: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    correction = match_tokens(
+    result = match_tokens(
         cache, anchors.base_factors, anchors.delta_factors, (), neighbours, temperature
     )
-    assert correction.rows == len(cache)
-    return added(correction, len(cache))
+    assert result.rows == len(cache)
+    return added(result, len(cache))
 
 
 def test_content_is_found_wherever_it_stands() -> None:
@@ -175,7 +176,8 @@ def test_token_knn_is_the_weighted_delta_of_the_nearest_tokens(
             torch.testing.assert_close(got[:, :, token], expected, atol=1e-4, rtol=0)
 
 
-def test_token_knn_works_on_long_segments_and_in_bf16() -> None:
+def test_token_knn_works_on_long_segments_and_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correction, "MATCHED", 64_000)
     anchors = Anchors.make(600, 40)
     base = anchors.bases[0]
     k, v = by_content(SegmentCache(base.k.flip(2), base.v.flip(2)), anchors, neighbours=1)

@@ -67,12 +67,10 @@ def _edge(tokens: int = 5, executed: int = 0, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def _executed(
-    sample_index: int, edges: tuple[dict[str, Any], ...], tokens: int
-) -> tuple[int, dict[str, Any]]:
-    """Executed entries of a turn whose other rows are dense, and the fields every turn has."""
+def _executed(sample_index: int, edges: tuple[dict[str, Any], ...], tokens: int) -> dict[str, Any]:
+    """Fields every turn has; rows outside the edges are dense."""
     executed = LAYERS * tokens - sum(e["shared_entries"] - e["executed_entries"] for e in edges)
-    return executed, {
+    return {
         "run_key": "0" * 16,
         "sample_id": f"s{sample_index}",
         "sample_index": sample_index,
@@ -104,14 +102,13 @@ def _executed(
 def _turn(
     sample_index: int = 0, edges: tuple[dict[str, Any], ...] = (), tokens: int = 10, **changes: Any
 ) -> TurnRecord:
-    _, values = _executed(sample_index, edges, tokens)
     served = {
         "output_tokens": 3,
         "output_ids_sha256": sha("output"),
         "finish": "stop",
         "peak_memory_bytes": 2_000_000_000,
     }
-    return TurnRecord.model_validate(values | served | changes)
+    return TurnRecord.model_validate(_executed(sample_index, edges, tokens) | served | changes)
 
 
 def _fidelity_edge(
@@ -135,16 +132,16 @@ def _fidelity(
     **changes: Any,
 ) -> FidelityRecord:
     """A replayed turn; its prompt depends on sample and position alone, as in a recorded one."""
-    executed, values = _executed(sample_index, edges, tokens)
+    values = _executed(sample_index, edges, tokens)
+    position = changes.get("turn_index", values["turn_index"])
     replayed = {
+        "prompt_sha256": sha(f"prompt {sample_index} {position}"),
         "last": False,
         "warm": False,
-        "row_layers": executed,
+        "row_layers": values["entries"]["executed"],
         "answer_kl": kl,
         "answer_agree": [True] * len(kl),
     }
-    position = changes.get("turn_index", values["turn_index"])
-    values["prompt_sha256"] = sha(f"prompt {sample_index} {position}")
     return FidelityRecord.model_validate(values | replayed | changes)
 
 

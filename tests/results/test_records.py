@@ -59,6 +59,37 @@ def test_what_was_written_is_what_is_read(written: Path, info: RunInfo, make_tur
     assert run.samples[0].outputs == {"A1": "a\u2028b\nc\x85"}
 
 
+def test_replayed_turns_are_kept_apart_from_served_ones(
+    tmp_path: Path, info: RunInfo, make_fidelity, make_fidelity_edge, make_sample
+) -> None:
+    edge = make_fidelity_edge((0.0, 0.1, 0.2, 0.3), 0.5)
+    writer = RunWriter(tmp_path, info)
+    for index in range(2):
+        turns = [
+            make_fidelity(index, (edge,), (0.1, 0.2), run_key=info.run_key, turn_index=turn)
+            for turn in (0, 1)
+        ]
+        writer.append_sample(turns, make_sample(index, run_key=info.run_key))
+    run = read_run(tmp_path)
+    assert (run.turns, len(run.samples)) == ((), 2)
+    assert [(turn.sample_index, turn.turn_index) for turn in run.fidelity] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert run.fidelity[2:] == tuple(turns)
+    rows = tmp_path / ROWS_FILE
+    rows.write_bytes(rows.read_bytes()[:-1])  # the second sample's row is torn
+    assert len(read_run(tmp_path).fidelity) == 2
+    assert RunWriter(tmp_path, info).completed() == 1
+
+
+def test_a_repeated_replay_may_differ_in_its_times_alone(make_fidelity) -> None:
+    assert normalised([make_fidelity()]) == normalised([make_fidelity(ttft_s=9.0, e2e_s=9.0)])
+    assert normalised([make_fidelity()]) != normalised([make_fidelity(kl=(0.1,))])
+
+
 def test_a_kill_at_any_byte_of_a_sample_loses_that_sample_only(
     written: Path, info: RunInfo, append, monkeypatch: pytest.MonkeyPatch
 ) -> None:

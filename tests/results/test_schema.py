@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from results.records import EdgeRecord, SampleRecord, TurnRecord
+from results.records import EdgeRecord, FidelityEdge, FidelityRecord, Row, SampleRecord, TurnRecord
 
 HASH = st.text("0123456789abcdef", min_size=64, max_size=64)
 KEY = st.text("0123456789abcdef", min_size=16, max_size=16)
@@ -82,6 +82,27 @@ def turns(draw: st.DrawFn) -> TurnRecord:
 
 
 @st.composite
+def replays(draw: st.DrawFn) -> FidelityRecord:
+    served = {"kind", "output_tokens", "output_ids_sha256", "finish", "first_token"}
+    values = draw(turns()).model_dump(exclude=served | {"peak_memory_bytes"})
+    compared = draw(st.integers(1, 8)) if values["ttft_s"] else 0
+    for edge in values["edges"]:
+        layers = values["layers"] if edge["tokens"] else 0
+        errors = st.lists(SECONDS, min_size=layers, max_size=layers)
+        edge |= {"k_error": draw(errors), "v_error": draw(errors)}
+    return FidelityRecord.model_validate(
+        values
+        | {
+            "last": draw(st.booleans()),
+            "warm": draw(st.booleans()),
+            "row_layers": values["entries"]["executed"] + draw(COUNT),
+            "answer_kl": draw(st.lists(SECONDS, min_size=compared, max_size=compared)),
+            "answer_agree": draw(st.lists(st.booleans(), min_size=compared, max_size=compared)),
+        }
+    )
+
+
+@st.composite
 def samples(draw: st.DrawFn) -> SampleRecord:
     return SampleRecord(
         run_key=draw(KEY),
@@ -98,8 +119,8 @@ def samples(draw: st.DrawFn) -> SampleRecord:
     )
 
 
-@given(row=turns() | samples())
-def test_a_row_is_one_line_and_reads_back_equal(row: TurnRecord | SampleRecord) -> None:
+@given(row=turns() | replays() | samples())
+def test_a_row_is_one_line_and_reads_back_equal(row: Row) -> None:
     line = row.model_dump_json()
     assert "\n" not in line
     assert type(row).model_validate_json(line, strict=True) == row
@@ -153,3 +174,59 @@ def test_nan_and_unknown_fields_are_refused(make_turn, make_info) -> None:
 def test_kl_comes_with_agreement(make_turn) -> None:
     with pytest.raises(ValidationError, match="together"):
         make_turn(first_token={"kl": 0.1, "agree": None})
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "tokens", "message"),
+    [
+        ((0.1,) * 4, (0.1,) * 3, 5, "K errors of 4 layers, V errors of 3"),
+        ((0.1,) * 4, (0.1,) * 4, 0, "an empty segment has no error"),
+        ((-0.1,) * 4, (0.1,) * 4, 5, "greater than or equal to 0"),
+    ],
+)
+def test_errors_belong_to_a_segment(make_fidelity_edge, k, v, tokens, message) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FidelityEdge.model_validate(make_fidelity_edge(k, v, tokens=tokens))
+
+
+def test_errors_cover_every_layer_unless_the_turn_only_warms_up(
+    make_fidelity, make_fidelity_edge
+) -> None:
+    short = make_fidelity_edge((0.1,) * 3, (0.1,) * 3)
+    unmeasured = make_fidelity_edge((), ())
+    for edge, warm in ((short, False), (short, True), (unmeasured, False)):
+        with pytest.raises(ValidationError, match="layers where 4 were expected"):
+            make_fidelity(edges=(edge,), warm=warm)
+    make_fidelity(edges=(unmeasured,), warm=True)
+    make_fidelity(edges=(make_fidelity_edge(0.1, 0.1), make_fidelity_edge(tokens=0)))
+
+
+def test_kl_and_agreement_are_measured_at_the_same_tokens(make_fidelity) -> None:
+    with pytest.raises(ValidationError, match="KL at 2 tokens, agreement at 1"):
+        make_fidelity(kl=(0.1, 0.2), answer_agree=(True,))
+    for kl in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(ValidationError, match="answer_kl"):
+            make_fidelity(kl=(kl,))
+
+
+@pytest.mark.parametrize(
+    ("ttft", "kl", "warm"),
+    [(None, (0.1,), False), (None, (0.1,), True), (0.5, (), False), (0.0, (0.1,), False)],
+)
+def test_a_replayed_turn_has_a_time_exactly_with_an_answer(make_fidelity, ttft, kl, warm) -> None:
+    with pytest.raises(ValidationError, match="ttft_s"):
+        make_fidelity(ttft_s=ttft, kl=kl, warm=warm)
+
+
+def test_a_warm_up_turn_may_have_its_time_alone(make_fidelity) -> None:
+    assert make_fidelity(kl=(), warm=True).ttft_s == 0.5
+    assert make_fidelity(ttft_s=None, kl=()).answer_kl == ()
+
+
+def test_replayed_entries_are_checked_as_served_ones(make_fidelity, make_fidelity_edge) -> None:
+    with pytest.raises(ValidationError, match="entries add up to 40, layers x prompt_tokens is 44"):
+        make_fidelity(prompt_tokens=11)
+    with pytest.raises(ValidationError, match="19 shared entries"):
+        make_fidelity(edges=(make_fidelity_edge(shared_entries=19),))
+    with pytest.raises(ValidationError, match="39 row-layers cannot have executed 40 entries"):
+        make_fidelity(row_layers=39)

@@ -92,6 +92,70 @@ def test_paired_bootstrap_edges() -> None:
         stats.paired_bootstrap([1, 2], [1], seed=0)
 
 
+def test_cluster_bootstrap_of_two_clusters_by_hand() -> None:
+    # Two clusters drawn twice: the same one with probability 1/4 each, so the 95% bounds are their
+    # own means. The value is the mean of the five values, not of the two means.
+    estimate = stats.cluster_bootstrap([1, 3, 6, 6, 9], ["a", "a", "b", "b", "b"], seed=0)
+    assert estimate == (5.0, 2.0, 7.0)
+    # One of each, half of all draws, pools ten values to 9, whatever their two means.
+    pooled = stats.cluster_bootstrap([0] + [10] * 9, ["a"] + ["b"] * 9, seed=0, level=0.4)
+    assert pooled == (9.0, 9.0, 9.0)
+
+
+def test_cluster_bootstrap_of_clusters_of_one_is_the_plain_bootstrap() -> None:
+    values = np.random.default_rng(2).normal(size=60)
+    names = [f"{index:02d}" for index in range(60)]
+    estimate = stats.cluster_bootstrap(values, names, seed=0)
+    assert (estimate.low, estimate.high) == pytest.approx(stats.bootstrap_ci(values, seed=0))
+    back = stats.cluster_bootstrap(values[::-1], names[::-1], seed=0)
+    assert back == pytest.approx(estimate)  # the order of the rows does not matter
+
+
+def test_repeating_a_cluster_does_not_narrow_the_interval() -> None:
+    values, names = [1.0, 2.0, 4.0, 8.0], ["a", "b", "c", "d"]
+    once = stats.cluster_bootstrap(values, names, seed=0)
+    assert stats.cluster_bootstrap(values * 10, names * 10, seed=0) == pytest.approx(once)
+
+
+def test_cluster_bootstrap_edges() -> None:
+    assert all(math.isnan(number) for number in stats.cluster_bootstrap([], [], seed=0))
+    one = stats.cluster_bootstrap([1.0, 3.0], ["a", "a"], seed=0)
+    assert one.value == 2
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert stats.cluster_bootstrap([5.0, 5.0], ["a", "b"], seed=0) == (5.0, 5.0, 5.0)
+    with pytest.raises(ValueError, match="2 values in 1 clusters"):
+        stats.cluster_bootstrap([1.0, 2.0], ["a"], seed=0)
+
+
+def test_holm_by_hand() -> None:
+    # Sorted: .005 x 4 = .02, .01 x 3 = .03, .03 x 2 = .06, .04 x 1 = .04 raised to .06.
+    assert stats.holm_bonferroni([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
+        [0.03, 0.06, 0.06, 0.02]
+    )
+    assert stats.holm_bonferroni([0.6, 0.5]) == [1.0, 1.0]
+    assert stats.holm_bonferroni([]) == []
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        stats.holm_bonferroni([0.5, 1.1])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_lies_between_the_raw_and_the_bonferroni_values(p_values: list[float]) -> None:
+    adjusted = stats.holm_bonferroni(p_values)
+    for raw, holm in zip(p_values, adjusted, strict=True):
+        assert raw <= holm <= min(1.0, len(p_values) * max(raw, max(p_values))) + 1e-12
+    assert min(adjusted) == pytest.approx(min(1.0, len(p_values) * min(p_values)))
+    assert [x for _, x in sorted(zip(p_values, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_recovered_gap() -> None:
+    assert stats.recovered_gap(0.5, floor=0.2, ceiling=0.8) == pytest.approx(0.5)
+    assert stats.recovered_gap(0.1, floor=0.2, ceiling=0.8) == pytest.approx(-1 / 6)
+    # An error: FullShared is the floor, the exact cache the ceiling.
+    assert stats.recovered_gap(0.029, floor=0.147, ceiling=0.0) == pytest.approx(118 / 147)
+    assert math.isnan(stats.recovered_gap(0.5, floor=0.3, ceiling=0.3))
+
+
 def test_percentile_is_linear() -> None:
     assert stats.percentile([10, 20, 30, 40], 50) == 25
     assert stats.percentile([10, 20, 30, 40], 90) == pytest.approx(37)
@@ -103,6 +167,9 @@ def test_missing_values_are_refused_everywhere() -> None:
         lambda values: stats.percentile(values, 50),
         stats.mean_std,
         lambda values: stats.bootstrap_ci(values, seed=0),
+        lambda values: stats.cluster_bootstrap(values, ["a", "b"], seed=0),
+        stats.holm_bonferroni,
+        lambda values: stats.recovered_gap(*values, 2.0),
     ):
         for missing in (None, math.nan):
             with pytest.raises(ValueError, match="missing value"):
@@ -131,6 +198,15 @@ def test_rho_counts_what_was_executed(make_turn, make_edge) -> None:
     assert stats.rho(turns, "entry", include_first=True) == pytest.approx(1 - 46 / 92)
     assert stats.rho(turns, "transition", include_first=True) == 3 / 5
     assert stats.rho(turns, "call", include_first=True) == 1 / 3
+
+
+def test_rho_of_a_replay_is_counted_the_same_way(
+    make_turn, make_edge, make_fidelity, make_fidelity_edge
+) -> None:
+    shapes = [{"tokens": 5}, {"tokens": 3, "executed": 6, "action": "recompute", "slot": "out0"}]
+    served = make_turn(edges=tuple(make_edge(**shape) for shape in shapes))
+    replayed = make_fidelity(edges=tuple(make_fidelity_edge(**shape) for shape in shapes))
+    assert stats.rho([replayed]) == stats.rho([served]) == 1 - 6 / 32
 
 
 def test_rho_is_undefined_where_nothing_could_be_reused(make_turn, make_edge) -> None:
