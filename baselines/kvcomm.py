@@ -135,11 +135,9 @@ class KVComm(Method):
             UserError: ``base=producer`` and an output that is not remembered any more.
         """
         shared = tuple(turn.prompt.shared())
-        if turn.index == 0:
-            self._outputs.pop(turn.request, None)
-            if self.first_turn == "dense":
-                decisions = tuple(Decision(i, None, "dense", "first") for i in shared)
-                return Plan.make(turn.prompt, decisions=decisions)
+        if turn.index == 0 and self.first_turn == "dense":
+            decisions = tuple(Decision(i, None, "dense", "first") for i in shared)
+            return Plan.make(turn.prompt, decisions=decisions)
         cases = [self._judge(turn, sources, i) for i in shared]
         whole = all(case.verdict.accepted for case in cases)
         if self.gate_scope == "prompt" and not whole:
@@ -236,8 +234,7 @@ class KVComm(Method):
     ) -> None:
         cache, rows = self._base(turn, sources, segment), turn.prompt.rows(segment)
         parts = {edge_key(edge): Pair.delta(buffer.extract(rows), cache)}
-        anchor = self.pool.anchor(edge.slot, turn.request)
-        if anchor is None or BASE not in anchor.parts:
+        if self.pool.anchor(edge.slot, turn.request) is None:
             parts[BASE] = Pair(cache.k, cache.v)
         if self.prefixes == "offset":
             parts |= self._offsets.deltas(turn, segment, buffer)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from kvcmas.errors import UserError
+from repro.commands.analyze import app as analyze_app
 from repro.models.cli import app as models_app
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ bench_app = typer.Typer(
     help="Measure what the parts cost, as ratios in one run.", no_args_is_help=True
 )
 app.add_typer(models_app, name="models")
+app.add_typer(analyze_app, name="analyze")
 app.add_typer(bench_app, name="bench")
 
 Bench = Annotated[str, typer.Option("--bench", help="Benchmark, e.g. gsm8k.")]

@@ -21,12 +21,13 @@ ENERGY: Final = 0.9
 # A segment cannot have a rank above its length: from here on the length bounds nothing at rank 32.
 LONG: Final = 64
 
-Kind = Literal["base", "delta", "pf_system", "pf_presence", "pf_glue"]
+Kind = Literal["base", "delta", "pf_system", "pf_presence", "pf_bare", "pf_glue"]
 KINDS: Final[Mapping[str, str]] = {
     "base": "source cache of an edge, keys canonical",
     "delta": "exact target minus aligned exact source, along the workflow",
     "pf_system": "segment right after the system prompt: that of one agent swapped for another's",
     "pf_presence": "segment right after the system prompt, minus its context-free reference",
+    "pf_bare": "the same, but the reference has nothing before it: its first token is a sink",
     "pf_glue": "the glue right before the segment, there or removed, everything else equal",
 }
 Part = Literal["k", "v"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ _SEED: Final = 0
 _RESAMPLES: Final = 2_000
 # One served segment.
 _PLACE: Final = ["request", "node", "slot"]
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def rank_summary(frame: pd.DataFrame) -> pd.DataFrame:
@@ -49,7 +51,7 @@ def _ranks(part: pd.DataFrame) -> dict[str, object]:
         rank=("effective_rank", "mean"), tokens=("tokens", "first"), pf=("pf_tokens", "first")
     )
     rank = stats.cluster_bootstrap(
-        segments["rank"].to_numpy(),
+        segments["rank"].tolist(),
         segments["request"].tolist(),
         seed=_SEED,
         n_resamples=_RESAMPLES,
@@ -69,30 +71,31 @@ def _ranks(part: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """Segments that both references corrected: what either left dense would flatter it.
+def comparable(frame: pd.DataFrame, *, first: bool = False) -> pd.DataFrame:
+    """Segments that both references corrected: what a pool could not serve would flatter it.
 
-    Only these compare chained with non-chained correction. Segments nobody held before, the first
-    agent's, are not among them.
+    ``first`` adds those that nobody held before: exact when chained, corrected otherwise.
     """
-    corrected = frame[(frame["correction"] == "kvcmas") & (frame["action"] == "correct")]
-    both = corrected.groupby(_PLACE)["reference"].nunique()
-    return frame.merge(both[both == 2].index.to_frame(index=False), on=_PLACE)
+    kvcmas = frame[frame["correction"] == "kvcmas"]
+    corrected = kvcmas[kvcmas["action"] == "correct"]
+    served = corrected.groupby(_PLACE)["reference"].nunique()
+    wanted = served.map(lambda references: references == 2)
+    if first:
+        new = corrected[corrected["holder"].isna()].groupby(_PLACE).size() > 0
+        wanted = wanted | new.reindex(wanted.index, fill_value=False)
+    return frame.merge(wanted[wanted].index.to_frame(index=False), on=_PLACE)
 
 
 def chain_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """Errors per reference and correction: of each agent, and of the comparable segments together.
+    """Errors per reference and correction: of each agent, and of comparable segments together.
 
-    A segment's error is the mean over its layers. ``chained - non-chained`` is paired by segment.
+    A segment's error is the mean over its layers. An agent's segments include those that nobody
+    held before, ``dense`` of them served exactly. ``chained - non-chained`` is paired by segment.
     """
     rows = []
-    fair = comparable(frame)
-    order = frame.drop_duplicates("node").sort_values("turn")["node"]
-    scopes = [
-        *((node, frame[frame["node"] == node]) for node in order),
-        ("comparable", fair),
-    ]
-    for scope, part in scopes:
+    fair, by_agent = comparable(frame), comparable(frame, first=True)
+    scopes = [(node, by_agent[by_agent["node"] == node]) for node in nodes(frame)]
+    for scope, part in (*scopes, ("comparable", fair)):
         for (tensor, reference, correction), cell in part.groupby(
             ["tensor", "reference", "correction"], sort=True
         ):
@@ -102,16 +105,21 @@ def chain_summary(frame: pd.DataFrame) -> pd.DataFrame:
             dense = cell.groupby(_PLACE)["action"].first().eq("dense").sum()
             rows.append({**names, **_mean(errors), "dense": dense})
     for tensor, part in fair[fair["correction"] == "kvcmas"].groupby("tensor"):
-        errors = part.pivot_table(index=_PLACE, columns="reference", values="error")
+        paired = part.pivot_table(index=_PLACE, columns="reference", values="error")
         names = {"scope": "comparable", "tensor": tensor, "reference": "chained - non-chained"}
-        difference = errors["source"] - errors["context-free"]
+        difference = paired["source"] - paired["context-free"]
         rows.append({**names, "correction": "kvcmas", **_mean(difference), "dense": 0})
     return pd.DataFrame(rows)
 
 
+def nodes(frame: pd.DataFrame) -> list[str]:
+    """Nodes in execution order."""
+    return frame.drop_duplicates("node").sort_values("turn")["node"].tolist()
+
+
 def _mean(errors: pd.Series[float]) -> dict[str, object]:
     requests = errors.index.get_level_values("request").astype(str).tolist()
-    error = stats.cluster_bootstrap(errors.to_numpy(), requests, seed=_SEED, n_resamples=_RESAMPLES)
+    error = stats.cluster_bootstrap(errors.tolist(), requests, seed=_SEED, n_resamples=_RESAMPLES)
     return {
         "segments": len(errors),
         "error": error.value,
@@ -145,18 +153,20 @@ def _coverage(
     columns = [f"{measure}_before", f"{measure}_after"]
     sums, by_chance = (f.groupby("request")[columns].sum().to_numpy() for f in (part, chance))
 
-    def coverage(index: npt.NDArray[np.float64], axis: int = -1) -> npt.NDArray[np.float64]:
-        before, after = np.moveaxis(sums[index.astype(int)], -1, 0)
-        return np.asarray(1 - after.sum(axis=axis) / before.sum(axis=axis))
+    def coverage(index: _Floats, axis: int = -1) -> _Floats:
+        return _removed(sums[index.astype(int)], axis)
 
-    def relative(index: npt.NDArray[np.float64], axis: int = -1) -> npt.NDArray[np.float64]:
-        before, after = np.moveaxis(by_chance[index.astype(int)], -1, 0)
-        return np.asarray(
-            coverage(index, axis) / (1 - after.sum(axis=axis) / before.sum(axis=axis))
-        )
+    def relative(index: _Floats, axis: int = -1) -> _Floats:
+        return coverage(index, axis) / _removed(by_chance[index.astype(int)], axis)
 
     requests = np.arange(len(sums), dtype=np.float64)
     for name, statistic in (("coverage", coverage), ("relative", relative)):
         yield f"{name}_{measure}", float(statistic(requests))
         bounds = stats.bootstrap_ci(requests, statistic, seed=_SEED, n_resamples=_RESAMPLES)
         yield from zip((f"{name}_{measure}_low", f"{name}_{measure}_high"), bounds, strict=True)
+
+
+def _removed(sums: _Floats, axis: int) -> _Floats:
+    """Share removed, from ``sums [..., (before, after)]``, pooled over ``axis`` of the rest."""
+    before, after = np.moveaxis(sums, -1, 0)
+    return np.asarray(1 - after.sum(axis=axis) / before.sum(axis=axis))

@@ -1,7 +1,9 @@
 """Trace files: workflows as token ids, so that every method replays identical prompts.
 
 A trace is a JSONL file. Its first line is the header; every other line is one workflow. The
-header's ``sha256`` covers the workflow lines as bytes, in order.
+header's ``sha256`` covers the workflow lines as bytes, in order. Within a workflow the ids of a
+slot are written where they appear first, as a turn's output or in a prompt; later prompts name the
+slot alone. (Version 1 repeated the ids in every prompt; it is still read.)
 """
 
 from __future__ import annotations
@@ -11,15 +13,29 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
 
 from kvcmas.engine.segments import Prompt, Segment
 from kvcmas.engine.workflow import Node, Workflow
 from kvcmas.errors import UserError
 
-TRACE_VERSION: Final = 1
+TRACE_VERSION: Final = 2
+
+
+class TurnKey(NamedTuple):
+    """Which turn: the workflow's request and the turn's node name."""
+
+    request: str
+    node: str
 
 
 class _Model(BaseModel):
@@ -72,6 +88,16 @@ class TraceWorkflow(_Model):
     request: str
     turns: tuple[TraceTurn, ...] = Field(min_length=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_slots(cls, data: Any) -> Any:
+        """Give every shared segment the ids of its slot; what is malformed is left to pydantic."""
+        match data:
+            case {"turns": [*turns]} if all(isinstance(turn, dict) for turn in turns):
+                known: dict[str, Any] = {}
+                return {**data, "turns": [_filled_in(turn, known) for turn in turns]}
+        return data
+
     def workflow(self, name: str) -> Workflow:
         """The graph of this request."""
         return Workflow(name, tuple(turn.node for turn in self.turns))
@@ -84,7 +110,7 @@ class TraceHeader(_Model):
     ``origin`` holds the settings that reproduce it.
     """
 
-    version: Literal[1] = TRACE_VERSION
+    version: Literal[1, 2] = TRACE_VERSION
     kind: Literal["recorded", "generated"]
     topology: str
     workflows: NonNegativeInt
@@ -98,6 +124,20 @@ class Trace(_Model):
 
     header: TraceHeader
     workflows: tuple[TraceWorkflow, ...]
+
+
+def turn_keys(workflows: Sequence[TraceWorkflow]) -> list[TurnKey]:
+    """All turns in the trace's order: workflow by workflow, each in static order.
+
+    Raises:
+        UserError: two workflows of the same request; their turns could not be told apart.
+    """
+    seen: set[str] = set()
+    for workflow in workflows:
+        if workflow.request in seen:
+            raise UserError(f"two workflows of the trace are called {workflow.request!r}")
+        seen.add(workflow.request)
+    return [TurnKey(w.request, turn.node.name) for w in workflows for turn in w.turns]
 
 
 def write_trace(
@@ -114,7 +154,7 @@ def write_trace(
     Raises:
         UserError: the file cannot be written.
     """
-    lines = [_line(workflow) for workflow in workflows]
+    lines = [_line(_slots_once(workflow)) for workflow in workflows]
     header = TraceHeader(
         kind=kind,
         topology=topology,
@@ -127,7 +167,7 @@ def write_trace(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(b"".join((_line(header), *lines)))
+            file.write(b"".join((_line(header.model_dump(mode="json")), *lines)))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -166,9 +206,41 @@ def read_trace(path: Path) -> Trace:
     return Trace(header=header, workflows=tuple(workflows))
 
 
-def _line(model: BaseModel) -> bytes:
-    text = json.dumps(model.model_dump(mode="json"), separators=(",", ":"), sort_keys=True)
-    return text.encode() + b"\n"
+def _slots_once(workflow: TraceWorkflow) -> dict[str, Any]:
+    """The workflow as JSON, without the ids that an earlier turn already gave for a slot."""
+    data = workflow.model_dump(mode="json")
+    known: dict[str, list[int]] = {}
+    for turn, row in zip(workflow.turns, data["turns"], strict=True):
+        for segment in row["segments"]:
+            slot, ids = segment["slot"], segment["ids"]
+            if slot is not None and known.setdefault(slot, ids) is not ids and known[slot] == ids:
+                del segment["ids"]
+        known.setdefault(turn.node.out_slot, row["output"])
+    return data
+
+
+def _filled_in(turn: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """The reverse for one turn; ``known`` collects the ids per slot."""
+    segments = turn.get("segments")
+    if isinstance(segments, list):
+        turn = {**turn, "segments": [_with_ids(segment, known) for segment in segments]}
+    match turn:
+        case {"agent": int(agent), "output": output}:
+            known.setdefault(Node(agent, turn.get("round", 1)).out_slot, output)
+    return turn
+
+
+def _with_ids(segment: Any, known: dict[str, Any]) -> Any:
+    match segment:
+        case {"slot": str(slot), "ids": ids}:
+            known.setdefault(slot, ids)
+        case {"slot": str(slot)} if slot in known:
+            return {**segment, "ids": known[slot]}
+    return segment
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":"), sort_keys=True).encode() + b"\n"
 
 
 def _sha256(lines: Sequence[bytes]) -> str:

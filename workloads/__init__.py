@@ -1,38 +1,40 @@
-"""Benchmarks: data, agents and prompts, scoring."""
+"""Workloads by name: data, agents with their prompts, scoring."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from kvcmas.errors import UserError
 from workloads.base import Workload
 
-# Imported when asked for: a workload may bring slow imports.
-_WORKLOADS = {"gsm8k": "workloads.gsm8k:GSM8K"}
-
-
-def names() -> tuple[str, ...]:
-    """Names of the benchmarks."""
-    return tuple(_WORKLOADS)
+# Paths, so that asking for one workload does not import what the others need.
+WORKLOADS: Mapping[str, str] = {
+    "gsm8k": "workloads.gsm8k:GSM8K",
+}
 
 
 def get(name: str, **options: Any) -> Workload:
-    """The benchmark ``name``; ``options`` are its own settings.
+    """The workload ``name`` with its settings.
 
     Raises:
-        UserError: an unknown benchmark (with the nearest name), an unknown option or a bad value.
+        UserError: an unknown name or setting (the nearest one is offered), or a value out of range.
     """
-    if name not in _WORKLOADS:
-        near = difflib.get_close_matches(name, _WORKLOADS, n=1, cutoff=0.4)
-        advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(_WORKLOADS)}"
-        raise UserError(f"unknown bench {name!r}; {advice}")
-    module, _, attribute = _WORKLOADS[name].partition(":")
-    workload = getattr(importlib.import_module(module), attribute)
-    known = [f.name for f in fields(workload) if f.init]
-    if unknown := [option for option in options if option not in known]:
-        raise UserError(f"{name} has no option {unknown[0]!r}; known: {', '.join(known)}")
-    made: Workload = workload(**options)
-    return made
+    if name not in WORKLOADS:
+        raise UserError(f"unknown benchmark {name!r}; {_hint(name, list(WORKLOADS))}")
+    module, _, attribute = WORKLOADS[name].partition(":")
+    kind = getattr(importlib.import_module(module), attribute)
+    known = [field.name for field in fields(kind) if field.init]
+    for option in options:
+        if option not in known:
+            raise UserError(f"{name} has no setting {option!r}; {_hint(option, known)}")
+    workload: Workload = kind(**options)
+    return workload
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -76,8 +76,15 @@ class Score:
 class Workload(Protocol):
     """The contract between a benchmark and the harness."""
 
-    name: str
-    workflow: Workflow
+    @property
+    def name(self) -> str:
+        """The registry's name of the workload."""
+        ...
+
+    @property
+    def workflow(self) -> Workflow:
+        """The graph of its agents' turns."""
+        ...
 
     def load(self, data: str | Path, *, split: str, seed: int) -> Dataset:
         """Samples from ``hub``, ``procedural`` or a directory; UserError on bad or missing data."""

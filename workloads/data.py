@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from kvcmas.errors import UserError
 from workloads.base import Dataset, DataSource, Sample
 
 Row = Mapping[str, Any]
+# Makes a sample of a row, given its number from 0. Raises ValueError for a row that makes none.
+Parse = Callable[[int, Row], Sample]
 
 
 @dataclass(frozen=True)
@@ -36,23 +38,23 @@ def dataset(samples: Sequence[Sample], source: DataSource, label: str) -> Datase
     return Dataset(tuple(samples), source, label, digest.hexdigest())
 
 
-def hub_rows(source: HubSource, split: str) -> list[Row]:
-    """Rows of ``split``, downloaded or from the hub's local cache.
+def read_hub(source: HubSource, split: str, parse: Parse) -> list[Sample]:
+    """Samples made from the rows of ``split``, downloaded or from the hub's local cache.
 
     Raises:
-        UserError: the hub cannot be reached, or does not have the dataset.
+        UserError: the hub cannot be reached or lacks the dataset, or a row that ``parse`` refuses.
     """
     import datasets  # slow to import, and of no use to a run on local data
 
     try:
         rows = datasets.load_dataset(source.repo, source.config, split=split, revision=source.revision)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"cannot load {source} from the hub ({reason}); "
             "give a directory with --data DIR or use --data procedural"
         ) from error
-    return list(rows)
+    return [_parsed(parse, number, row, f"{source} row {number}") for number, row in enumerate(rows)]
 
 
 def find_file(data: str | Path, names: Sequence[str]) -> Path:
@@ -72,22 +74,35 @@ def find_file(data: str | Path, names: Sequence[str]) -> Path:
     raise UserError(f"{path} has no {' or '.join(names)}")
 
 
-def jsonl_rows(path: Path, fields: Sequence[str]) -> Iterator[Row]:
-    """Objects of a JSON-lines file (``.gz`` too) whose ``fields`` are all texts with something in them.
+def read_jsonl(path: Path, fields: Sequence[str], parse: Parse) -> list[Sample]:
+    """Samples made from the lines of a JSON-lines file (``.gz`` too). Each line needs ``fields``, as texts.
 
     Raises:
-        UserError: an unreadable file, or a line that is no such object; file and line are named.
+        UserError: an unreadable or empty file, or a line that is no such object or that ``parse`` refuses
+            with a ValueError; file and line are named.
     """
+    samples: list[Sample] = []
     number = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _row(line, f"{path}:{number}", fields)
+                    row = _row(line, f"{path}:{number}", fields)
+                    samples.append(_parsed(parse, len(samples), row, f"{path}:{number}"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, EOFError) as error:
         raise UserError(f"{path}:{number + 1}: not UTF-8 text or cut short") from error
+    if not samples:
+        raise UserError(f"{path} has no lines")
+    return samples
+
+
+def _parsed(parse: Parse, number: int, row: Row, place: str) -> Sample:
+    try:
+        return parse(number, row)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def _row(line: str, place: str, fields: Sequence[str]) -> Row:

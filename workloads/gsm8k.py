@@ -1,107 +1,110 @@
-"""GSM8K with three task agents and a referee (roles of paper B.1, prompts in our own words)."""
+"""GSM8K with three task agents and a referee (paper B.1)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from kvcmas.engine.workflow import QUERY, Node, Workflow, fully_connected
+from kvcmas.engine.workflow import QUERY, Node, Workflow, build
 from kvcmas.errors import UserError
 from workloads.answers import gold_number, score_number
-from workloads.base import Dataset, DataSource, Message, Role, Sample, Score, Slot, Text
-from workloads.data import HubSource, Row, dataset, find_file, hub_rows, jsonl_rows
-from workloads.procedural import problems
+from workloads.base import Dataset, Message, Role, Sample, Score, Slot, Text
+from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
+from workloads.gsm8k_prompts import AGENTS, CODER, PROMPTS
+from workloads.procedural import LEVELS, problems
 from workloads.sandbox import Execution, Limits, extract_code, run_python
 
 HUB = HubSource("openai/gsm8k", "main", "cc7b047b6e5bb11b4f1af84efc572db110a51b3c")
-# GSM8K's own names for our splits
-_FILES = {"test": "test", "calibration": "train"}
-
-ROLES = (
-    Role(
-        "Math Solver",
-        "You solve math word problems. Write one short equation, then the answer.\n"
-        "Example: 3 + 4 = 7. The answer is 7.",
-        "Write the equation and the answer.",
-    ),
-    Role(
-        "Mathematical Analyst",
-        "You check math word problems. Name the operation, then write the equation and the answer.\n"
-        "Example: We subtract: 9 - 4 = 5. The answer is 5.",
-        "Write the operation, the equation and the answer.",
-    ),
-    Role(
-        "Programming Expert",
-        "You write Python. Print the answer of the problem with one short program.\n"
-        "Example:\n```python\nprint(3 + 4)\n```",
-        "Write only the program.",
-    ),
-    Role(
-        "FinalRefer",
-        "You give the final answer to a math problem. Other agents have tried it; some may be wrong.\n"
-        "Reply with one sentence: The answer is N.",
-        "Give the final answer. Reply: The answer is N.",
-    ),
-)
-_CODER = 2
+_GSM8K_SPLITS = {"test": "test", "calibration": "train"}
+_FIELDS = ("question", "answer")
 
 
 @dataclass(frozen=True)
 class GSM8K:
-    """The GSM8K workload.
+    """The GSM8K workload: Math Solver, Mathematical Analyst, Programming Expert and FinalRefer.
 
     Attributes:
         difficulty: 1 to 4, of procedural problems only.
         problems: how many procedural problems a split has.
+        prompts: ``short`` or ``steps``, see ``gsm8k_prompts``.
+        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
+        rounds: of the ``loop`` topology.
         limits: of the programs that the Programming Expert writes.
         observation_chars: where the text of a program's result is cut.
+
+    Raises:
+        UserError: a setting out of range.
     """
 
     difficulty: int = 1
     problems: int = 1000
+    prompts: str = "short"
+    topology: str = "fully_connected"
+    rounds: int = 1
     limits: Limits = field(default_factory=Limits)
     observation_chars: int = 512
-    name: str = field(default="gsm8k", init=False)
-    workflow: Workflow = field(default_factory=lambda: fully_connected(len(ROLES)), init=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.difficulty <= 4:
-            raise UserError(f"gsm8k: difficulty goes from 1 to 4, not {self.difficulty}")
+        if self.difficulty not in LEVELS:
+            raise UserError(f"gsm8k: difficulty goes from 1 to {len(LEVELS)}, not {self.difficulty}")
+        if self.prompts not in PROMPTS:
+            raise UserError(f"gsm8k: prompts are {' or '.join(PROMPTS)}, not {self.prompts!r}")
         if self.problems < 1 or self.observation_chars < 1:
             raise UserError("gsm8k: problems and observation_chars start at 1")
+        try:
+            self.workflow  # noqa: B018
+        except ValueError as error:
+            raise UserError(f"gsm8k: {error}") from error
+
+    @property
+    def name(self) -> str:
+        """The registry's name of the workload."""
+        return "gsm8k"
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The graph over the four agents."""
+        return build(self.topology, AGENTS, self.rounds)
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
-        """Samples of ``split`` (``test``, or ``calibration``: GSM8K's training questions).
+        """Samples of ``split``: ``test``, or ``calibration``, which is GSM8K's training split.
 
         ``data`` is ``hub``, ``procedural``, or a directory or file with GSM8K's own lines. ``seed`` selects
         procedural problems; the other sources have one order.
 
         Raises:
-            UserError: an unknown split, data that is missing, or a malformed row (file and line).
+            UserError: an unknown split, data that is missing, or a malformed row (its place is named).
         """
-        if split not in _FILES:
-            raise UserError(f"gsm8k has the splits {' and '.join(_FILES)}, not {split!r}")
+        if split not in _GSM8K_SPLITS:
+            raise UserError(f"gsm8k has the splits {' and '.join(_GSM8K_SPLITS)}, not {split!r}")
         if data == "procedural":
             made = problems(split, difficulty=self.difficulty, count=self.problems, seed=seed)
             return dataset(made, "procedural", f"procedural (difficulty {self.difficulty}, not GSM8K)")
+
+        def sample(number: int, row: Row) -> Sample:
+            return Sample(f"gsm8k-{split}-{number:04d}", row["question"].strip(), gold_number(row["answer"]))
+
         if data == "hub":
-            return _dataset(hub_rows(HUB, _FILES[split]), split, "hub", str(HUB))
-        path = find_file(data, (f"{_FILES[split]}.jsonl",))
-        return _dataset(list(jsonl_rows(path, ("question", "answer"))), split, "local", path.name)
+            return dataset(read_hub(HUB, _GSM8K_SPLITS[split], sample), "hub", str(HUB))
+        path = find_file(data, (f"{_GSM8K_SPLITS[split]}.jsonl",))
+        return dataset(read_jsonl(path, _FIELDS, sample), "local", path.name)
 
     def message(self, node: Node, filled: Sequence[str]) -> Message:
         """The problem, what earlier agents wrote (as far as ``filled``), and the role's instruction."""
-        role = ROLES[node.agent]
+        roles = PROMPTS[self.prompts]
         user: list[Text | Slot] = []
         for slot in filled:
-            user += [Text(_heading(slot, first=not user)), Slot(slot)]
+            gap = "\n\n" if user else ""
+            user += [Text(f"{gap}{_heading(slot, roles)}\n"), Slot(slot)]
+        role = roles[node.agent]
         return Message(role.system, (*user, Text(f"\n\n{role.instruction}")))
 
     def observe(self, node: Node, output: str) -> str | None:
         """What the Programming Expert's program printed, or how it failed; None without a program."""
-        if node.agent != _CODER or (code := extract_code(output)) is None:
+        if node.agent != CODER or (code := extract_code(output)) is None:
             return None
         return describe(run_python(code, self.limits))[: self.observation_chars]
 
@@ -110,29 +113,22 @@ class GSM8K:
         return score_number(sample.answer, final_output)
 
 
-def _heading(slot: str, *, first: bool) -> str:
-    if slot == QUERY:
-        text = "Problem:"
-    elif slot.startswith("obs"):
-        text = "The program printed:"
-    else:
-        text = f"{ROLES[int(slot.removeprefix('out'))].name} wrote:"
-    return f"{text}\n" if first else f"\n\n{text}\n"
+def _heading(slot: str, roles: Sequence[Role]) -> str:
+    if slot.startswith(QUERY):
+        return "Problem:"
+    kind, agent = re.match(r"(obs|out)(\d+)", slot).groups()
+    return "The program printed:" if kind == "obs" else f"{roles[int(agent)].name} wrote:"
 
 
 def describe(execution: Execution) -> str:
     """One short text for the agents. Addresses are masked: they differ from run to run."""
-    printed = re.sub(r"0x[0-9a-f]{6,}", "0x...", execution.stdout.strip())
-    last_line = (execution.stderr.strip().splitlines() or [""])[-1]
+    if execution.status == "ok":
+        return re.sub(r"0x[0-9a-f]{6,}", "0x...", execution.stdout.strip()) or "nothing"
+    if execution.status == "error":
+        error = re.match(r"[\w.]+", (execution.stderr.strip().splitlines() or [""])[-1])
+        return f"nothing, it failed with {error[0] if error else 'an error'}"
     return {
-        "ok": printed or "nothing",
-        "error": f"error: {last_line}",
-    }.get(execution.status, execution.status)
-
-
-def _dataset(rows: Sequence[Row], split: str, source: DataSource, label: str) -> Dataset:
-    return dataset([_sample(row, f"gsm8k-{split}-{i:04d}") for i, row in enumerate(rows)], source, label)
-
-
-def _sample(row: Mapping[str, str], name: str) -> Sample:
-    return Sample(name, row["question"].strip(), gold_number(row["answer"]))
+        "timeout": "nothing, it took too long",
+        "output_limit": "too much to show",
+        "killed": "nothing, it used too much time or memory",
+    }[execution.status]

@@ -141,7 +141,7 @@ class TransformersAdapter:
     def finish(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""
         module = self._layers[layer]
-        flat = attended.transpose(0, 1).reshape(hidden.shape[0], -1)
+        flat = attended.transpose(0, 1).flatten(1)
         hidden = hidden + module.self_attn.o_proj(flat)
         return hidden + module.mlp(module.post_attention_layernorm(hidden))
 

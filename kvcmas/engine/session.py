@@ -208,7 +208,7 @@ class Session:
         else:
             ids, finish = self._decode(prefill.buffer, first, max_new_tokens, stop_ids)
         t4 = engine.now()
-        first_seen, holders = self._note_users(node, prompt)
+        first_seen, holders = self._note_users(node, prompt, ids)
         if method.wants.sources:
             self._keep(node, prompt, ids, prefill.buffer)
         t5 = engine.now()
@@ -268,20 +268,23 @@ class Session:
             if self._memory.ids.setdefault(slot, ids) != ids:
                 raise ValueError(f"slot {slot} holds other tokens than this prompt")
 
-    def _note_users(self, node: Node, prompt: Prompt) -> tuple[frozenset[int], dict[int, str]]:
+    def _note_users(
+        self, node: Node, prompt: Prompt, output: tuple[int, ...]
+    ) -> tuple[frozenset[int], dict[int, str]]:
         """Which PH were new in this turn, and who held the others; independent of the method."""
         users = self._memory.users
         first = frozenset(i for i in prompt.shared() if prompt.slot(i) not in users)
         holders = {i: users[prompt.slot(i)] for i in prompt.shared() if i not in first}
         users.update({prompt.slot(i): node.name for i in prompt.shared()})
         users[node.out_slot] = node.name
+        if output:
+            self._memory.ids[node.out_slot] = output
         return first, holders
 
     def _keep(self, node: Node, prompt: Prompt, output: tuple[int, ...], buffer: Buffer) -> None:
         """Make this turn's caches the sources of later turns; forget what nobody reads again."""
         parts = {prompt.slot(i): prompt.rows(i) for i in prompt.shared()}
         if output:
-            self._memory.ids[node.out_slot] = output
             parts[node.out_slot] = range(len(prompt), len(prompt) + len(output))
         for slot, rows in parts.items():
             if self._read_later(slot, node):

@@ -231,8 +231,8 @@ class KVCMAS(Method):
                 self._factorise((target.v - cache.v)[1:], self.rank_delta),
             )
         }
-        anchor, base = self.pool.anchor(edge.slot, turn.request), self._base_key(key)
-        if base != BASE or anchor is None or BASE not in anchor.parts:
+        base = self._base_key(key)
+        if base != BASE or self.pool.anchor(edge.slot, turn.request) is None:
             parts[base] = FactorPair(
                 self._factorise(cache.k, self.rank_base), self._factorise(cache.v, self.rank_base)
             )

@@ -1,10 +1,11 @@
 """`repro analyze ranks`: how many dimensions caches and deltas occupy (Figures 2 and 7).
 
-The deltas that agent-specific segments (PF) induce are taken apart in three ways; see
-:data:`results.analysis.KINDS`. Appendix A.2 leaves open which it means: ``pf_system`` swaps recurring
-PF contexts before one segment, ``pf_presence`` is the setting of preconstructed corrections it refers
-to, and ``pf_glue`` looks at glue alone. Where the query directly follows the system prompt, its
-workflow deltas are ``pf_system`` deltas of consecutive agents.
+The deltas that agent-specific segments (PF) induce are taken apart in four ways, see
+:data:`results.analysis.KINDS`, because appendix A.2 leaves open which it means: ``pf_system`` swaps
+recurring PF contexts before one segment, ``pf_presence`` is the setting of the preconstructed
+corrections that it refers to, ``pf_bare`` is that with no token before the reference, ``pf_glue``
+looks at glue alone. Where the query directly follows the
+system prompt, its workflow deltas are the ``pf_system`` deltas of consecutive agents.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def energies(z: Tensor) -> Tensor:
 
 
 def effective_rank(energy: Tensor, share: float = ENERGY) -> Tensor:
-    """Least rank that keeps ``share`` of ``energy [..., ranks]`` (descending); 0 for a zero matrix."""
+    """Least rank that keeps ``share`` of the descending ``energy [..., ranks]``; 0 for zero."""
     kept = energy.cumsum(-1)
     # Rounding of the sum must not cost a rank.
     enough = share * kept[..., -1:] * (1 - 1e-12)
@@ -112,7 +113,7 @@ def workflow_matrices(turns: Sequence[ExactTurn]) -> Iterator[Matrices]:
 def system_deltas(
     executor: Executor, turns: Sequence[ExactTurn], reference_prefix: Sequence[int]
 ) -> Iterator[Matrices]:
-    """``pf_system`` and ``pf_presence``: the segment that only the system prompt precedes."""
+    """``pf_system``, ``pf_presence``, ``pf_bare``: the segment only the system prompt precedes."""
     leading: dict[str, list[_Leading]] = {}
     for turn in turns:
         for segment in turn.segments[:1]:
@@ -126,10 +127,15 @@ def system_deltas(
             if a.own != b.own:
                 ends = (a.node, a.cache), (b.node, b.cache)
                 yield Matrices.delta("pf_system", slot, *ends, len(b.own))
-        bare = (REFERENCE, context_free(executor, reference_prefix, users[0].ids))
-        for user in users:
-            here = (user.node, user.cache)
-            yield Matrices.delta("pf_presence", slot, bare, here, len(user.own))
+        kinds: tuple[tuple[Kind, Sequence[int]], ...] = (
+            ("pf_presence", reference_prefix),
+            ("pf_bare", ()),
+        )
+        for kind, prefix in kinds:
+            reference = (REFERENCE, context_free(executor, prefix, users[0].ids))
+            for user in users:
+                here = (user.node, user.cache)
+                yield Matrices.delta(kind, slot, reference, here, len(user.own))
 
 
 class _Leading(NamedTuple):

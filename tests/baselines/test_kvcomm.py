@@ -274,6 +274,7 @@ def test_pool_after_a_cold_request(executor: Executor, truth: Truth) -> None:
     assert all(all(anchor.exact.values()) for anchor in held.values())
     base = held["q"].parts[BASE]
     assert held["q"].parts["ref>A1"].nbytes == base.nbytes * 3 // 4
+    assert method.pool.nbytes == method.state().nbytes
     assert len(base) == len(truth["A1"].prompt.segments[1])
 
 

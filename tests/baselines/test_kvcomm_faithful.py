@@ -92,6 +92,22 @@ def test_prefix_offsets_serve_pf_from_template_and_anchors(
     assert entries.reused == 4 * system + (len(truth["A1"].prompt) - system - 1)
 
 
+def test_templates_come_from_prompts_that_were_executed_as_a_whole(
+    executor: Executor, truth: Truth
+) -> None:
+    method = replace(KVComm.faithful(), gamma=1)
+    engine = Engine(executor.model, method)
+    for request in ("warm0", "warm1"):
+        replayed(engine, truth, request)
+    known = method.state().meta["prefixes"]
+    segments = truth["A0"].prompt.segments
+    other = Prompt((*segments[:-1], pf([7, 8, 9])))
+    result = engine.session(WORKFLOW, "r").run(WORKFLOW.nodes[0], other, max_new_tokens=0)
+    assert [d.action for d in result.decisions] == ["correct"]
+    assert result.accounting.prompt.executed == 4 * 3  # the PF without a template
+    assert method.state().meta["prefixes"] == known
+
+
 def test_prefix_correction_is_the_weighted_sum_of_the_anchors_offsets(executor: Executor) -> None:
     """Weights by Euclidean distance along the tokens, per layer, head and channel."""
     model = executor.model

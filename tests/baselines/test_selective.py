@@ -252,6 +252,21 @@ def test_workflow_chain(method: Selective, executor: Executor) -> None:
             assert all(0 < e.reused < e.total for e in result.accounting.shared.values())
 
 
+@methods(PART)
+def test_with_prefixes_from_the_store(method: Selective, executor: Executor) -> None:
+    """From the second request on PF rows are served, too; the rebuilt part stays the same."""
+    engine = Engine(executor.model, replace(method, pf_policy="rotate"))
+    first, second = (
+        play(engine, fully_connected(3), request, random_ids(5, 20)) for request in ("r0", "r1")
+    )
+    for node in ("A1", "A2"):
+        before, after = first[node].accounting, second[node].accounting
+        assert before.prompt.prefix_hit == 0 and second[node].first_logits.isfinite().all()
+        assert after.row_layers < before.row_layers
+        if not (isinstance(method, RelayCaching) and method.ratio is None):
+            assert after.shared[Q].executed == before.shared[Q].executed
+
+
 def test_missing_residual_rows_are_named(scene: Scene) -> None:
     cache = scene.sources.caches[Q].cache
     bare = scene.with_cache(Q, SegmentCache(cache.k, cache.v))

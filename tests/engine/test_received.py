@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kvcmas.engine import received
-from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.attention import Rows
 from kvcmas.engine.contract import Fill, Plan
 from kvcmas.engine.executor import Executor
@@ -25,39 +24,33 @@ OUTPUT = random_ids(4, 8)
 CLOSE = 1e-4
 
 
-@pytest.fixture(params=["tiny_llama", "tiny_qwen2"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    loaded, _ = request.getfixturevalue(request.param)
-    return loaded
-
-
-def attention(model: PreTrainedModel, ids: list[int]) -> Tensor:
+def attention(hf: PreTrainedModel, ids: list[int]) -> Tensor:
     """Transformers' own weights summed over layers and heads, ``[queries, keys]``."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    before = hf.config._attn_implementation
+    hf.set_attn_implementation("eager")
     try:
         with torch.no_grad():
-            layers = model(torch.tensor([ids]), output_attentions=True).attentions
+            layers = hf(torch.tensor([ids]), output_attentions=True).attentions
     finally:
-        model.set_attn_implementation(before)
+        hf.set_attn_implementation(before)
     return torch.cat(layers).sum(dim=(0, 1))
 
 
 @pytest.mark.parametrize("at_once", [1, len(OUTPUT)])
-def test_equals_the_sum_of_attention_weights(at_once: int, model: PreTrainedModel) -> None:
+def test_equals_the_sum_of_attention_weights(
+    at_once: int, executor: Executor, hf: PreTrainedModel
+) -> None:
     """A prompt PH collects from later prompt rows and decoding, the output from decoding."""
-    executor = Executor(TransformersAdapter(model))
     run = executor.run(PROMPT, Plan.make(PROMPT), new_tokens=len(OUTPUT), received=True)
     for start in range(0, len(OUTPUT), at_once):
         executor.extend(run.buffer, OUTPUT[start : start + at_once])
-    expected = attention(model, [*PROMPT.ids, *OUTPUT]).sum(dim=0)
+    expected = attention(hf, [*PROMPT.ids, *OUTPUT]).sum(dim=0)
     for rows in (PROMPT.rows(1), PROMPT.rows(3), range(len(PROMPT), len(PROMPT) + len(OUTPUT))):
         got = run.buffer.extract(rows).received
         torch.testing.assert_close(got, expected[rows.start : rows.stop], atol=CLOSE, rtol=CLOSE)
 
 
-def test_filled_rows_pass_on_what_their_source_holds(model: PreTrainedModel) -> None:
-    executor = Executor(TransformersAdapter(model))
+def test_filled_rows_pass_on_what_their_source_holds(executor: Executor) -> None:
     source = executor.run(PROMPT, Plan.make(PROMPT), received=True).buffer.extract(PROMPT.rows(1))
     later = Prompt((pf(random_ids(5, 4)), PROMPT.segments[1], PROMPT.segments[3], pf((9, 9, 9))))
     plan = Plan.make(later, (Fill(1, source),))
@@ -70,8 +63,8 @@ def test_filled_rows_pass_on_what_their_source_holds(model: PreTrainedModel) -> 
     assert first_seen is not None and first_seen.min() > 0
 
 
-def test_captures_nothing_unless_asked(model: PreTrainedModel) -> None:
-    run = Executor(TransformersAdapter(model)).run(PROMPT, Plan.make(PROMPT))
+def test_captures_nothing_unless_asked(executor: Executor) -> None:
+    run = executor.run(PROMPT, Plan.make(PROMPT))
     assert run.buffer.extract(PROMPT.rows(1)).received is None
 
 

@@ -169,6 +169,18 @@ def test_full_rank_reproduces_the_full_rank_correction() -> None:
         torch.testing.assert_close(got, want, atol=2e-5, rtol=0)
 
 
+def test_gate_and_weights_have_their_own_temperatures() -> None:
+    it = case("flat scores")
+    plain = Lab(KVCMAS(), it)
+    gate, weights = Lab(KVCMAS(temperature=0.01), it), Lab(KVCMAS(weight_temperature=0.01), it)
+    entropies = [lab.decision().entropy for lab in (plain, gate, weights)]
+    assert entropies[0] == entropies[2]
+    assert (entropies[1] or 0) < (entropies[0] or 0) - 0.1
+    values = [lab.corrected()[1] for lab in (plain, gate, weights)]
+    assert torch.equal(values[0], values[1])
+    assert not torch.allclose(values[0], values[2], atol=1e-3)
+
+
 def test_gate_and_weights_in_bf16_follow_the_rounded_factors() -> None:
     it = case("more tokens than features")
     lab = Lab(KVCMAS(tau=1, rank_base=3), it)

@@ -60,6 +60,7 @@ def test_the_first_request_is_dense_and_fills_the_pool(
         *(f"{BASE}:{e}" for e in ("A1>A2", "A2>A3")),
     }
     assert len(method.pool) == 4
+    assert method.pool.nbytes == method.state().nbytes
     assert all(all(anchor.exact.values()) for _, anchor in method.pool)
     assert anchor_of(method, "q", "r").length == len(truth["A0"].prompt.segments[1])
 
@@ -83,6 +84,20 @@ def test_learned_factors_are_those_of_source_and_observed_delta(
         for layer in range(1, LAYERS):
             expected = (target - source)[layer]
             torch.testing.assert_close(delta.matrix(layer - 1), expected, atol=1e-4, rtol=0)
+
+
+def test_base_and_delta_have_their_own_ranks(
+    model: TransformersAdapter, truths: list[Truth]
+) -> None:
+    method = KVCMAS(rank_base=3, rank_delta=5)
+    replayed(Engine(model, method), truths[-1], "r", nodes=2)
+    parts = anchor_of(method, "q", "r").parts
+    width = model.spec.kv_heads * model.spec.head_dim
+    for part, layers, rank in (
+        (parts[f"{BASE}:A0>A1"], LAYERS, 3),
+        (parts["A0>A1"], LAYERS - 1, 5),
+    ):
+        assert part.k.b.shape == part.v.b.shape == (layers, rank, width)
 
 
 def test_shared_base(model: TransformersAdapter, truths: list[Truth]) -> None:

@@ -1,0 +1,65 @@
+"""What the GSM8K agents are told: the roles of paper B.1 in our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workloads.base import Role
+
+AGENTS = 4
+CODER = 2
+
+# "short" is for models of a few hundred million parameters and turns of 32 tokens or so: a longer text, an
+# example too many or a request to reason costs such a model its answer. "steps" leaves room to reason.
+PROMPTS: Mapping[str, tuple[Role, ...]] = {
+    "short": (
+        Role(
+            "Math Solver",
+            "You are a math solver. Reply with one short sentence.",
+            "Reply with one short sentence.",
+        ),
+        Role(
+            "Mathematical Analyst",
+            "You are a mathematical analyst. Look at the numbers and the operation. Reply with one short sentence.",
+            "Solve the problem yourself. Reply with one short sentence.",
+        ),
+        Role(
+            "Programming Expert",
+            "You are a programming expert. You turn calculations into Python code. For example, 9 - 5 becomes:\n"
+            "```python\nprint(9 - 5)\n```",
+            "The Python code is one line: print(",
+        ),
+        Role(
+            "FinalRefer",
+            "You give the final answer. Reply with one short sentence.",
+            "Reply: The answer is",
+        ),
+    ),
+    "steps": (
+        Role(
+            "Math Solver",
+            "You are a math solver. You work through word problems one step at a time.",
+            "Solve the problem in short steps. End with: The answer is N.",
+        ),
+        Role(
+            "Mathematical Analyst",
+            "You are a mathematical analyst. You name the quantities of a problem, write down how they depend on "
+            "each other and only then put in the numbers.",
+            "Analyse the problem and compute the result. If an earlier solution is wrong, say where. "
+            "End with: The answer is N.",
+        ),
+        Role(
+            "Programming Expert",
+            "You are a programming expert. You solve word problems with a short Python program that prints the "
+            "answer and nothing else. It uses the standard library only and reads no input.",
+            "Write the program as one Python code block.",
+        ),
+        Role(
+            "FinalRefer",
+            "You are the referee. Other agents have worked on a problem; any of them can be wrong, and so can "
+            "the program.",
+            "Compare their results with the problem. Reply first with one sentence, The answer is N., then "
+            "give your reason without any number.",
+        ),
+    ),
+}
