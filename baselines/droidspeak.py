@@ -102,6 +102,8 @@ def candidate_blocks(layers: int, size: int, *, first: int = 1, step: int = 1) -
     """All blocks of ``size`` layers that start at ``first``, ``first + step``, ...
 
     Layer 0 is exact after alignment; ``first=0`` admits the block that executes from embeddings.
+    With :func:`baselines.selective.search` over these a profile runs in a closed loop, which is the
+    headline: what a block enters with is stale, so it does not remove the error that it covers.
 
     Raises:
         UserError: no block of that size fits.
@@ -116,21 +118,3 @@ def choose_block(errors: Sequence[float], size: int, *, first: int = 1) -> Block
     """Criterion mode: the block whose layers deviate most in total; ties go to the earliest."""
     blocks = candidate_blocks(len(errors), size, first=first)
     return max(blocks, key=lambda block: sum(errors[block[0] : block[1] + 1]))
-
-
-def search_block(
-    layers: int,
-    size: int,
-    run: Callable[[Block], float],
-    *,
-    first: int = 1,
-    step: int = 1,
-) -> tuple[Block, dict[Block, float]]:
-    """Closed loop: the block that leaves the least error when it is really run; ties as above.
-
-    ``run`` serves calibration requests with a block and returns the error that remains; the
-    candidates are those of :func:`candidate_blocks`. Returns the block, and the error of every
-    candidate for the record.
-    """
-    errors = {block: run(block) for block in candidate_blocks(layers, size, first=first, step=step)}
-    return min(errors, key=errors.__getitem__), errors

@@ -7,8 +7,9 @@ tokens within a range of layers (RelayCaching).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from kvcmas.engine.contract import (
 )
 from kvcmas.engine.segments import Prompt
 from kvcmas.errors import UserError
+
+Part = TypeVar("Part", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,22 @@ class Selective(Method):
                 )
             events = self.schedule(Reused(turn.prompt, tuple(fills), rows, layers))
         return Plan.make(turn.prompt, tuple(fills), tuple(decisions), events)
+
+
+def search(
+    candidates: Iterable[Part], run: Callable[[Part], float]
+) -> tuple[Part, dict[Part, float]]:
+    """Offline profile in a closed loop: the candidate that leaves the least error when it is run.
+
+    ``run`` serves calibration requests with a candidate (a block, a span) and returns the error
+    that remains. Ties go to the first candidate. Also returns every candidate's error, for the
+    record.
+
+    Raises:
+        ValueError: no candidate.
+    """
+    errors = {candidate: run(candidate) for candidate in candidates}
+    return min(errors, key=errors.__getitem__), errors
 
 
 def require_share(name: str, value: float) -> None:

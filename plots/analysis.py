@@ -49,11 +49,12 @@ _CHAIN: Final = {
 _PARTS: Final = (("k", "keys"), ("v", "values"))
 _RANK_TEXT: Final = (
     f"Effective rank: least rank that keeps {ENERGY:.0%} of the squared singular values. Numbers"
-    " are means over layers, bands the middle half of the segments."
+    " are means over layers, bands the middle half of the segments. Where a kind has segments of"
+    f" {LONG} tokens or more, only those are drawn: a length bounds the rank."
 )
 _CHAIN_TEXT: Final = (
     "Error: Frobenius norm of served minus exact cache over that of the exact one; pool warm,"
-    " every correction accepted.\n(a) segments corrected under both references; (b) also those"
+    " every correction accepted. (a) Segments corrected under both references; (b) also those"
     " nobody held before. Bands and bars: 95% bootstrap intervals over requests."
 )
 
@@ -87,8 +88,7 @@ class _Sheet:
     def save(self, out: Path, name: str) -> list[Path]:
         """Finish and write; returns the paths."""
         small_print(self._figure, self._print)
-        for axes, labels in self._labels:
-            label_ends(axes, labels)
+        label_ends(self._figure, self._labels)
         return save(self._figure, out, name)
 
 
@@ -159,7 +159,7 @@ def figure7(files: Sequence[Path], out: Path) -> list[Path]:
                 _retained_panel(sheet, lower[i], chosen)
             _same_top(upper, least=8)
             sheet.note(_origin(analysis, tokens))
-        sheet.note(f"{_RANK_TEXT}\n(b) Numbers are the share of the energy that rank 8 keeps.")
+        sheet.note(f"{_RANK_TEXT} (b) Numbers are the share of the energy that rank 8 keeps.")
         return sheet.save(out, "figure7")
 
 

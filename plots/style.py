@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 7.0  # inches; the text width of a two-column page
 FORMATS: Final = ("png", "svg", "pdf")
 GREY: Final = "#6b6b6b"
+_LINE: Final = 150  # characters of small print that fit the width
 
 _RC: Final[Mapping[RcKeyType, Any]] = MappingProxyType(
     {
@@ -105,30 +107,29 @@ class Label(NamedTuple):
     colour: str
 
 
-def label_ends(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write the labels right of the axes, in order of height and never over one another.
+def label_ends(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Label]]]) -> None:
+    """Write labels right of each panel, in order of height and never over one another.
 
-    Limits of the axes must be final.
+    Call it last: the limits of the panels must be final.
     """
-    figure = axes.get_figure(root=True)
-    if figure is None:
-        raise ValueError("these axes are in no figure")
     figure.draw_without_rendering()
     size = 7.5
-    gap = 1.2 * size / 72 * figure.dpi / axes.get_window_extent().height
-    transform = axes.transData + axes.transAxes.inverted()
-    ordered = sorted(labels, key=lambda label: label.y)
-    heights = [float(transform.transform((axes.get_xlim()[1], label.y))[1]) for label in ordered]
-    for label, height in zip(ordered, spread(heights, gap, top=1), strict=True):
-        axes.annotate(
-            label.text,
-            (1.015, height),
-            xycoords="axes fraction",
-            color=label.colour,
-            fontsize=size,
-            va="center",
-            annotation_clip=False,
-        )
+    for axes, labels in panels:
+        gap = 1.2 * size / 72 * figure.dpi / axes.get_window_extent().height
+        transform = axes.transData + axes.transAxes.inverted()
+        ordered = sorted(labels, key=lambda label: label.y)
+        right = axes.get_xlim()[1]
+        heights = [float(transform.transform((right, label.y))[1]) for label in ordered]
+        for label, height in zip(ordered, spread(heights, gap, top=1), strict=True):
+            axes.annotate(
+                label.text,
+                (1.015, height),
+                xycoords="axes fraction",
+                color=label.colour,
+                fontsize=size,
+                va="center",
+                annotation_clip=False,
+            )
 
 
 def spread(heights: Sequence[float], gap: float, top: float) -> list[float]:
@@ -154,8 +155,8 @@ def spread(heights: Sequence[float], gap: float, top: float) -> list[float]:
 
 
 def small_print(figure: Figure, notes: Sequence[str]) -> None:
-    """Grey lines below the panels, which make room for them."""
-    text = "\n".join(notes)
+    """Grey lines below the panels, which make room for them; long ones are wrapped."""
+    text = "\n".join(line for note in notes for line in wrap(note, _LINE))
     height = 0.03 + 0.125 * (text.count("\n") + 1) / figure.get_figheight()
     engine = figure.get_layout_engine()
     if isinstance(engine, ConstrainedLayoutEngine):

@@ -75,6 +75,10 @@ Warm = Annotated[int | None, typer.Option("--warm", min=0, help="Workflows that 
 Held = Annotated[
     int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
 ]
+Study = Annotated[
+    str | None,
+    typer.Option("--study", help="A named set of cells of the profile, e.g. estimators."),
+]
 Cells = Annotated[
     list[str] | None,
     typer.Option("--cell", help="'method key=value ... [rho=0.8] [accept_all=true]'; repeatable."),
@@ -134,6 +138,7 @@ def fidelity(
     data: Data = None,
     trace: Trace = None,
     cell: Cells = None,
+    study: Study = None,
     set_: Set = None,
     out: Out = Path("runs"),
 ) -> None:
@@ -142,7 +147,18 @@ def fidelity(
 
     run_fidelity(
         Request(
-            bench, model, profile, data, trace, n, warm, calibration, set_ or [], cell or [], out
+            bench,
+            model,
+            profile,
+            data,
+            trace,
+            n,
+            warm,
+            calibration,
+            set_ or [],
+            cell or [],
+            out,
+            study,
         )
     )
 

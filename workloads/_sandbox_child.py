@@ -1,7 +1,7 @@
 """First lines of the sandbox's child process; ``sandbox.py`` passes this text to the interpreter.
 
-It closes the doors from the inside, since only this process may lose its rights, then runs the program
-that arrives on standard input. The one argument holds resource limits, ``RLIMIT_CPU=6,...``.
+It closes the doors from the inside, since only this process may lose its rights, then runs the
+program that arrives on standard input. The one argument holds limits, ``RLIMIT_CPU=6,...``.
 """
 
 import ctypes

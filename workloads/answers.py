@@ -1,8 +1,8 @@
 r"""Reading a number out of an answer: the last one, in whatever dress it comes.
 
-Thousands separators (``1,234``, ``1{,}234``, ``1\,234``), currency signs, units, a percent sign and a final
-full stop do not matter; ``3/4`` and ``\frac{3}{4}`` are numbers and so is the ``1 3/4`` of recipes. Number words
-("seven") are not read: then the answer has no number, which is counted and shown.
+Thousands separators (``1,234``, ``1{,}234``, ``1\,234``), currency signs, units, a percent sign and
+a final full stop do not matter; ``3/4`` and ``\frac{3}{4}`` are numbers and so is the ``1 3/4`` of
+recipes. Number words ("seven") are not read: such an answer has no number, which is counted.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def last_number(text: str) -> Decimal | None:
     """The last number in ``text``, or None."""
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
-    match = None
-    for match in _NUMBER.finditer(text):
-        pass
-    return _value(match) if match else None
+    matches = list(_NUMBER.finditer(text))
+    return _value(matches[-1]) if matches else None
 
 
 def _value(match: re.Match[str]) -> Decimal:

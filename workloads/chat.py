@@ -1,8 +1,8 @@
 """Chat messages as token-id segments, through the tokenizer's own chat template.
 
 The template is rendered once, with marks where the texts go, and cut at the marks. A prompt is then
-joined from pieces, so that a shared segment has the same ids in every prompt; seams between pieces lie
-at shared segments only.
+joined from pieces, so that a shared segment has the same ids in every prompt; seams between pieces
+lie at shared segments only.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from workloads.base import Message, Slot, Text
 
 SYSTEM_MARK, USER_MARK, REPLY_MARK = "\u2e28SYSTEM\u2e29", "\u2e28USER\u2e29", "\u2e28REPLY\u2e29"
 # Some templates print today's date; a prompt may not change from one day to the next.
-_FIXED = {"date_string": "26 Jul 2024"}
+_DATE = "26 Jul 2024"
 
 
 @dataclass(frozen=True)
 class ChatFormat:
     """A tokenizer with its chat template in pieces: ``head + system + middle + user + tail``.
 
-    Where the template knows no system role, ``middle`` is an empty line and the system text leads the
-    user's message. ``stop_ids`` end an agent's turn.
+    Where the template knows no system role, ``middle`` is an empty line and the system text leads
+    the user's message. ``stop_ids`` end an agent's turn.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -39,8 +39,10 @@ class ChatFormat:
     stop_ids: frozenset[int]
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int] = ()) -> ChatFormat:
-        """Cut ``tokenizer``'s template. ``eos_ids`` are the generation configuration's, if there are any.
+    def from_tokenizer(
+        cls, tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int] = ()
+    ) -> ChatFormat:
+        """Cut ``tokenizer``'s template; ``eos_ids`` are those of the generation configuration.
 
         Raises:
             UserError: no chat template, one that changes or repeats the texts, or a tokenizer whose
@@ -48,7 +50,7 @@ class ChatFormat:
         """
         if not tokenizer.chat_template:
             raise UserError(
-                f"{tokenizer.name_or_path or 'the model'} has no chat template; an instruction-tuned model is needed"
+                f"{_name(tokenizer)} has no chat template; use an instruction-tuned model"
             )
         head, middle, tail = _cut(tokenizer)
         chat = cls(tokenizer, head, middle, tail, _stop_ids(tokenizer, eos_ids))
@@ -62,7 +64,9 @@ class ChatFormat:
 
     def encode_shared(self, text: str) -> tuple[int, ...]:
         """Ids of text from outside (question, observation). It cannot contain a control token."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return tuple(
+            self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        )
 
     def decode(self, ids: tuple[int, ...]) -> str:
         """Text of generated ids, control tokens left out."""
@@ -87,7 +91,9 @@ class ChatFormat:
                 pending += piece.text
                 continue
             if piece.name not in fills:
-                raise ValueError(f"nothing fills slot {piece.name!r}; filled: {', '.join(fills) or 'none'}")
+                raise ValueError(
+                    f"nothing fills slot {piece.name!r}; filled: {', '.join(fills) or 'none'}"
+                )
             segments += [*self._own(pending), ph(piece.name, fills[piece.name])]
             pending = ""
         return Prompt((*segments, *self._own(pending)))
@@ -98,18 +104,20 @@ class ChatFormat:
         return f"{self.head}{message.system}{self.middle}{user}{self.tail}"
 
     def _own(self, text: str) -> list[Segment]:
-        """The agent's own text, in which the template's control tokens count; no BOS is added to them."""
+        """The agent's own text, in which the template's control tokens count; no BOS is added."""
         return [pf(self.tokenizer.encode(text, add_special_tokens=False))] if text else []
 
     def _check_joins(self) -> None:
         """A tokenizer that marks word starts by itself would put a space at every seam."""
         message = Message("Be brief.", (Text("One:\n"), Slot("q"), Text("\nTwo.")))
         ids = self.segments(message, {"q": self.encode_shared("x = 1")}).ids
-        joined = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        joined = self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         if joined != self.render(message, {"q": "x = 1"}):
             raise UserError(
-                f"{self.tokenizer.name_or_path or 'the tokenizer'} adds or drops characters where segments join; "
-                "byte-level tokenizers (Llama 3, Qwen, SmolLM) work"
+                f"the tokenizer of {_name(self.tokenizer)} adds or drops characters where segments "
+                "join; byte-level ones (Llama 3, Qwen, SmolLM) do not"
             )
 
 
@@ -124,11 +132,15 @@ def _cut(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
         pass  # the template refuses the system role
     if pieces := _split(_rendered(tokenizer, [user]), USER_MARK):
         return pieces[0], "\n\n", pieces[1]
-    raise UserError(f"the chat template of {tokenizer.name_or_path or 'the model'} changes or repeats its messages")
+    raise UserError(f"the chat template of {_name(tokenizer)} changes or repeats its messages")
+
+
+def _name(tokenizer: PreTrainedTokenizerBase) -> str:
+    return tokenizer.name_or_path or "the model"
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> frozenset[int]:
-    """The given ids, the tokenizer's own EOS and the control token that the template puts after a reply."""
+    """The given ids, the tokenizer's EOS and the control token that follows a reply."""
     ids = set(eos_ids)
     if isinstance(tokenizer.eos_token_id, int):
         ids.add(tokenizer.eos_token_id)
@@ -139,8 +151,12 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> fro
     return frozenset(ids)
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], reply: bool = True) -> str:
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=reply, **_FIXED)
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], reply: bool = True
+) -> str:
+    text = tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=reply, date_string=_DATE
+    )
     assert isinstance(text, str)
     return text
 
@@ -148,4 +164,8 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], re
 def _split(text: str, *marks: str) -> list[str] | None:
     """``text`` without the marks, or None unless each occurs once and in this order."""
     pieces = re.split("|".join(map(re.escape, marks)), text)
-    return pieces if text == "".join(p + m for p, m in zip(pieces, (*marks, ""), strict=False)) else None
+    return (
+        pieces
+        if text == "".join(p + m for p, m in zip(pieces, (*marks, ""), strict=False))
+        else None
+    )

@@ -34,7 +34,9 @@ def dataset(samples: Sequence[Sample], source: DataSource, label: str) -> Datase
     """``samples`` with their provenance and hash (canonical JSON lines, in order)."""
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(json.dumps(asdict(sample), sort_keys=True, ensure_ascii=False).encode() + b"\n")
+        digest.update(
+            json.dumps(asdict(sample), sort_keys=True, ensure_ascii=False).encode() + b"\n"
+        )
     return Dataset(tuple(samples), source, label, digest.hexdigest())
 
 
@@ -47,14 +49,18 @@ def read_hub(source: HubSource, split: str, parse: Parse) -> list[Sample]:
     import datasets  # slow to import, and of no use to a run on local data
 
     try:
-        rows = datasets.load_dataset(source.repo, source.config, split=split, revision=source.revision)
+        rows = datasets.load_dataset(
+            source.repo, source.config, split=split, revision=source.revision
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"cannot load {source} from the hub ({reason}); "
             "give a directory with --data DIR or use --data procedural"
         ) from error
-    return [_parsed(parse, number, row, f"{source} row {number}") for number, row in enumerate(rows)]
+    return [
+        _parsed(parse, number, row, f"{source} row {number}") for number, row in enumerate(rows)
+    ]
 
 
 def find_file(data: str | Path, names: Sequence[str]) -> Path:
@@ -75,16 +81,20 @@ def find_file(data: str | Path, names: Sequence[str]) -> Path:
 
 
 def read_jsonl(path: Path, fields: Sequence[str], parse: Parse) -> list[Sample]:
-    """Samples made from the lines of a JSON-lines file (``.gz`` too). Each line needs ``fields``, as texts.
+    """Samples made from the lines of a JSON-lines file (``.gz`` too) that has texts in ``fields``.
 
     Raises:
-        UserError: an unreadable or empty file, or a line that is no such object or that ``parse`` refuses
-            with a ValueError; file and line are named.
+        UserError: an unreadable or empty file, or a line that is no such object or that ``parse``
+            refuses with a ValueError; file and line are named.
     """
     samples: list[Sample] = []
     number = 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8") as file
+        ):
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     row = _row(line, f"{path}:{number}", fields)
@@ -111,7 +121,9 @@ def _row(line: str, place: str, fields: Sequence[str]) -> Row:
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not JSON: {error.msg} (column {error.colno})") from error
     if not isinstance(row, dict):
-        raise UserError(f"{place}: an object with {', '.join(fields)} is expected, not {type(row).__name__}")
+        raise UserError(
+            f"{place}: an object with {', '.join(fields)} is expected, not {type(row).__name__}"
+        )
     for field in fields:
         if field not in row:
             raise UserError(f"{place}: the field {field!r} is missing")

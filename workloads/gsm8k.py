@@ -49,7 +49,9 @@ class GSM8K:
 
     def __post_init__(self) -> None:
         if self.difficulty not in LEVELS:
-            raise UserError(f"gsm8k: difficulty goes from 1 to {len(LEVELS)}, not {self.difficulty}")
+            raise UserError(
+                f"gsm8k: difficulty goes from 1 to {len(LEVELS)}, not {self.difficulty}"
+            )
         if self.prompts not in PROMPTS:
             raise UserError(f"gsm8k: prompts are {' or '.join(PROMPTS)}, not {self.prompts!r}")
         if self.problems < 1 or self.observation_chars < 1:
@@ -72,20 +74,24 @@ class GSM8K:
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """Samples of ``split``: ``test``, or ``calibration``, which is GSM8K's training split.
 
-        ``data`` is ``hub``, ``procedural``, or a directory or file with GSM8K's own lines. ``seed`` selects
-        procedural problems; the other sources have one order.
+        ``data`` is ``hub``, ``procedural``, or a directory or file with GSM8K's own lines. ``seed``
+        selects procedural problems; the other sources have one order.
 
         Raises:
-            UserError: an unknown split, data that is missing, or a malformed row (its place is named).
+            UserError: an unknown split, missing data, or a malformed row (its place is named).
         """
         if split not in _GSM8K_SPLITS:
             raise UserError(f"gsm8k has the splits {' and '.join(_GSM8K_SPLITS)}, not {split!r}")
         if data == "procedural":
             made = problems(split, difficulty=self.difficulty, count=self.problems, seed=seed)
-            return dataset(made, "procedural", f"procedural (difficulty {self.difficulty}, not GSM8K)")
+            return dataset(
+                made, "procedural", f"procedural (difficulty {self.difficulty}, not GSM8K)"
+            )
 
         def sample(number: int, row: Row) -> Sample:
-            return Sample(f"gsm8k-{split}-{number:04d}", row["question"].strip(), gold_number(row["answer"]))
+            return Sample(
+                f"gsm8k-{split}-{number:04d}", row["question"].strip(), gold_number(row["answer"])
+            )
 
         if data == "hub":
             return dataset(read_hub(HUB, _GSM8K_SPLITS[split], sample), "hub", str(HUB))
@@ -93,7 +99,7 @@ class GSM8K:
         return dataset(read_jsonl(path, _FIELDS, sample), "local", path.name)
 
     def message(self, node: Node, filled: Sequence[str]) -> Message:
-        """The problem, what earlier agents wrote (as far as ``filled``), and the role's instruction."""
+        """The problem, what earlier agents wrote (as far as ``filled``), the role's instruction."""
         roles = PROMPTS[self.prompts]
         user: list[Text | Slot] = []
         for slot in filled:
@@ -103,7 +109,7 @@ class GSM8K:
         return Message(role.system, (*user, Text(f"\n\n{role.instruction}")))
 
     def observe(self, node: Node, output: str) -> str | None:
-        """What the Programming Expert's program printed, or how it failed; None without a program."""
+        """What the Programming Expert's program printed, or how it failed; None without one."""
         if node.agent != CODER or (code := extract_code(output)) is None:
             return None
         return describe(run_python(code, self.limits))[: self.observation_chars]
@@ -114,10 +120,12 @@ class GSM8K:
 
 
 def _heading(slot: str, roles: Sequence[Role]) -> str:
-    if slot.startswith(QUERY):
+    if slot == QUERY:
         return "Problem:"
-    kind, agent = re.match(r"(obs|out)(\d+)", slot).groups()
-    return "The program printed:" if kind == "obs" else f"{roles[int(agent)].name} wrote:"
+    if slot.startswith("obs"):
+        return "The program printed:"
+    agent = slot.removeprefix("out").partition("@")[0]  # a later round's slot ends in @2
+    return f"{roles[int(agent)].name} wrote:"
 
 
 def describe(execution: Execution) -> str:

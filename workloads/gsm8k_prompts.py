@@ -9,8 +9,8 @@ from workloads.base import Role
 AGENTS = 4
 CODER = 2
 
-# "short" is for models of a few hundred million parameters and turns of 32 tokens or so: a longer text, an
-# example too many or a request to reason costs such a model its answer. "steps" leaves room to reason.
+# "short" is for models of a few hundred million parameters and turns of 32 tokens or so: worked
+# examples or a request to reason cost such a model its answer. "steps" leaves room to reason.
 PROMPTS: Mapping[str, tuple[Role, ...]] = {
     "short": (
         Role(
@@ -20,13 +20,14 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
         ),
         Role(
             "Mathematical Analyst",
-            "You are a mathematical analyst. Look at the numbers and the operation. Reply with one short sentence.",
+            "You are a mathematical analyst. Look at the numbers and the operation. "
+            "Reply with one short sentence.",
             "Solve the problem yourself. Reply with one short sentence.",
         ),
         Role(
             "Programming Expert",
-            "You are a programming expert. You turn calculations into Python code. For example, 9 - 5 becomes:\n"
-            "```python\nprint(9 - 5)\n```",
+            "You are a programming expert. You turn calculations into Python code. "
+            "For example, 9 - 5 becomes:\n```python\nprint(9 - 5)\n```",
             "The Python code is one line: print(",
         ),
         Role(
@@ -43,23 +44,23 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
         ),
         Role(
             "Mathematical Analyst",
-            "You are a mathematical analyst. You name the quantities of a problem, write down how they depend on "
-            "each other and only then put in the numbers.",
-            "Analyse the problem and compute the result. If an earlier solution is wrong, say where. "
-            "End with: The answer is N.",
+            "You are a mathematical analyst. You name the quantities of a problem, write down how "
+            "they depend on each other and only then put in the numbers.",
+            "Analyse the problem and compute the result. If an earlier solution is wrong, say "
+            "where. End with: The answer is N.",
         ),
         Role(
             "Programming Expert",
-            "You are a programming expert. You solve word problems with a short Python program that prints the "
-            "answer and nothing else. It uses the standard library only and reads no input.",
+            "You are a programming expert. You solve word problems with a short Python program "
+            "that prints the answer and nothing else. It uses the standard library and reads no "
+            "input.",
             "Write the program as one Python code block.",
         ),
         Role(
             "FinalRefer",
-            "You are the referee. Other agents have worked on a problem; any of them can be wrong, and so can "
-            "the program.",
-            "Compare their results with the problem. Reply first with one sentence, The answer is N., then "
-            "give your reason without any number.",
+            "You are the referee. Other agents have worked on a problem; any of them can be wrong, "
+            "and so can the program.",
+            "Compare their results with the problem. Reply with one sentence: The answer is N.",
         ),
     ),
 }

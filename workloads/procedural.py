@@ -19,7 +19,7 @@ SPLITS = ("test", "calibration")
 
 @dataclass(frozen=True)
 class Level:
-    """Arithmetic steps of a problem, the operands of sums and products, and whether a scene opens it."""
+    """Arithmetic steps, the operands of sums and of products, whether a scene opens the text."""
 
     steps: int
     operand: tuple[int, int]
@@ -44,7 +44,9 @@ def problems(split: str, *, difficulty: int, count: int, seed: int) -> list[Samp
         ValueError: an unknown split or difficulty.
     """
     if split not in SPLITS or difficulty not in LEVELS:
-        raise ValueError(f"splits are {', '.join(SPLITS)}, difficulties 1 to {len(LEVELS)}: {split}, {difficulty}")
+        raise ValueError(
+            f"splits: {', '.join(SPLITS)}; difficulties: 1 to {len(LEVELS)}; {split}, {difficulty}?"
+        )
     samples: list[Sample] = []
     seen: set[str] = set()
     for problem in _stream(random.Random(f"{split}/{difficulty}/{seed}"), LEVELS[difficulty]):

@@ -1,6 +1,6 @@
 """Running programs that a model wrote, in a child process that is limited and thrown away.
 
-What this protects against, and what it does not, is written down in ``docs/sandbox.md``. Needs POSIX.
+``docs/sandbox.md`` says what this protects against and what it does not. Needs POSIX.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from kvcmas.errors import UserError
 Status = Literal["ok", "error", "timeout", "killed", "output_limit"]
 
 _FLAGS = ("-P", "-s", "-S", "-B")  # what -I does, except that PYTHONHASHSEED=0 below must count
-_ENV = {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+_ENV = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONIOENCODING": "utf-8",
+    "LC_ALL": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+}
 _NOBODY = 65534
 
 # The child limits itself: a preexec_fn is not safe with threads, and unshare has to fork before.
@@ -38,7 +43,8 @@ _CHILD = Path(__file__).with_name("_sandbox_child.py").read_text(encoding="utf-8
 class Limits:
     """What a program may use. ``processes`` counts the program itself and its threads.
 
-    ``memory`` (address space), ``file_size`` (each file) and ``output`` (stdout plus stderr) are bytes.
+    ``memory`` (address space), ``file_size`` (of each file) and ``output`` (stdout plus stderr) are
+    bytes.
     """
 
     wall_s: float = 5.0
@@ -72,8 +78,8 @@ class Isolation:
     """What the system allowed beyond resource limits, found by trying.
 
     Attributes:
-        network: the program has no network, not even loopback, and a process tree that ends with it.
-        files: the program cannot read the user's files, write outside its directory or start programs.
+        network: the program has no network, not even loopback; what it started ends with it.
+        files: it cannot read the user's files, write outside its directory or start programs.
     """
 
     network: bool
@@ -84,8 +90,8 @@ class Isolation:
 class Execution:
     """What came out of a program.
 
-    ``status``: ``ok`` (exit code 0), ``error`` (any other code), ``timeout`` (wall time), ``killed`` (by a
-    signal, as the CPU limit does) or ``output_limit``. ``isolation`` says what was in force.
+    ``status``: ``ok`` (exit code 0), ``error`` (any other), ``timeout`` (wall time), ``killed`` (by
+    a signal, as the CPU limit does) or ``output_limit``. ``isolation`` is what was in force.
     """
 
     stdout: str
@@ -118,7 +124,9 @@ class _Launcher:
     nobody: bool = False
 
 
-def _execute(code: str, limits: Limits, launcher: _Launcher) -> tuple[tuple[str, str], Status, float]:
+def _execute(
+    code: str, limits: Limits, launcher: _Launcher
+) -> tuple[tuple[str, str], Status, float]:
     """Stdout and stderr, status and wall seconds of one run."""
     with (
         tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder,
@@ -149,7 +157,7 @@ def _execute(code: str, limits: Limits, launcher: _Launcher) -> tuple[tuple[str,
 def _collect(
     child: subprocess.Popen[bytes], deadline: float, cap: int
 ) -> tuple[tuple[str, str], Status | None]:
-    """Read both pipes until the program ends, the deadline passes or more than ``cap`` bytes came."""
+    """Read both pipes until the program ends, the deadline passes or over ``cap`` bytes came."""
     assert child.stdout is not None and child.stderr is not None
     received: dict[IO[bytes], bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
     stopped: Status | None = None
@@ -158,7 +166,9 @@ def _collect(
             selector.register(pipe, selectors.EVENT_READ, received[pipe])
         while selector.get_map() and stopped is None:
             ended = _has_ended(child)
-            ready = selector.select(0 if ended else min(0.05, max(0.0, deadline - time.monotonic())))
+            ready = selector.select(
+                0 if ended else min(0.05, max(0.0, deadline - time.monotonic()))
+            )
             for key, _ in ready:
                 chunk = os.read(key.fd, 64 * 1024)
                 key.data.extend(chunk)
@@ -179,12 +189,12 @@ def _collect(
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether the child has ended. Leaves it unreaped, so that its group id cannot be given away."""
+    """Whether the child has ended; it stays unreaped, so that nobody else gets its group id."""
     return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End everything in the child's process group, the child included unless it has ended by itself."""
+    """End what is left in the child's process group, and reap the child."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -213,10 +223,10 @@ def _find_launcher() -> tuple[_Launcher, Isolation]:
 def _launchers() -> Iterator[tuple[bool, _Launcher]]:
     """Candidates, strongest first, each with whether it takes the network away."""
     root = os.geteuid() == 0
-    spaces = ("unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-    spaces = spaces if root else (*spaces, "--map-root-user")
+    spaces = ["unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child"]
+    spaces += [] if root else ["--map-root-user"]
     drop = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
-    for network, base in ((True, (*spaces, "--mount-proc")), (True, spaces), (False, ())):
+    for network, base in ((True, (*spaces, "--mount-proc")), (True, tuple(spaces)), (False, ())):
         if root:
             to_nobody = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
             yield network, _Launcher((*base, *drop, *to_nobody), nobody=True)
@@ -229,7 +239,7 @@ def _launchers() -> Iterator[tuple[bool, _Launcher]]:
 
 
 def _try(launcher: _Launcher) -> bool | None:
-    """None if this interpreter does not come up with its own library, else whether files are confined."""
+    """Whether files are confined; None if the interpreter does not come up with its own library."""
     with tempfile.NamedTemporaryFile() as outside:
         os.chmod(outside.name, 0o644)
         probe = f"""

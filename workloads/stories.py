@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NAMES = (
-    "Ada", "Ben", "Carla", "Dmitri", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kofi", "Lena",
-    "Mira", "Nils", "Oona", "Pablo", "Quinn", "Rosa", "Samir", "Tove",
+    "Ada", "Ben", "Carla", "Dmitri", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas",
+    "Kofi", "Lena", "Mira", "Nils", "Oona", "Pablo", "Quinn", "Rosa", "Samir", "Tove",
 )  # fmt: skip
 
 SCENES = (
@@ -22,11 +22,11 @@ SCENES = (
 
 @dataclass(frozen=True)
 class Story:
-    """Sentences about one quantity. Holes: ``{name}``, ``{x}`` and, in ``groups``, ``{y}`` in each group.
+    """Sentences about one quantity, with the holes ``{name}``, ``{x}`` and, in ``groups``, ``{y}``.
 
-    ``start`` states the quantity, ``groups`` states it as a product, ``more`` and ``less`` change it, and
-    ``share`` splits it equally. The question is ``total`` after additions, ``left`` after subtractions, ``now``
-    after both and ``each`` after a split.
+    ``start`` states the quantity, ``groups`` states it as a product, ``more`` and ``less`` change
+    it, ``share`` splits it equally. The question is ``total`` after additions, ``left`` after
+    subtractions, ``now`` after both and ``each`` after a split.
     """
 
     key: str
@@ -70,7 +70,10 @@ STORIES = (
         "bus",
         start="There are {x} people on {name}'s bus.",
         groups="{name}'s bus has {x} rows with {y} people in each row.",
-        more=("Then {x} more people get on the bus.", "At the market {x} more people get on the bus."),
+        more=(
+            "Then {x} more people get on the bus.",
+            "At the market {x} more people get on the bus.",
+        ),
         less=("Then {x} people get off the bus.", "At the bridge {x} people get off the bus."),
         total="How many people are on the bus in total?",
         left="How many people are left on the bus?",
@@ -203,7 +206,10 @@ STORIES = (
         start="{name} has {x} liters of water.",
         groups="{name} carries {x} buckets with {y} liters of water in each bucket.",
         more=("{name} adds {x} liters of water.", "{name} fetches {x} more liters of water."),
-        less=("{name} drinks {x} liters of water.", "{name} uses {x} liters of water for the flowers."),
+        less=(
+            "{name} drinks {x} liters of water.",
+            "{name} uses {x} liters of water for the flowers.",
+        ),
         total="How many liters of water does {name} have in total?",
         left="How many liters of water does {name} have left?",
         now="How many liters of water does {name} have now?",

@@ -95,7 +95,8 @@ def coverage(
     trace: Trace = None,
     set_: Set = None,
     rho: Annotated[
-        list[float] | None, typer.Option("--rho", help="Reuse ratio; repeatable [0.9 and 0.8].")
+        list[float] | None,
+        typer.Option("--rho", min=0, max=1, help="Reuse ratio; repeatable [0.9 and 0.8]."),
     ] = None,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Random selections per turn.")] = 16,
     seed: Annotated[int, typer.Option("--seed", help="Of the random selections.")] = 0,

@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 
 from kvcmas.engine.executor import Executor
 from kvcmas.errors import UserError
+from kvcmas.registry import make_method
 from plots.analysis import figure2, figure3, figure7
 from repro import env
 from repro.commands.console import INTERRUPTED, output_console, progress_bar
@@ -94,8 +95,9 @@ def run_ranks(request: Request, *, figure: bool) -> None:
 
 def run_chain(request: Request, kvcmas: Sequence[str], *, figure: bool) -> None:
     """Write chain.csv and its summary, print the summary, draw Figure 3."""
-    setting, notes = _open(request)
     settings = parse_settings(kvcmas)
+    make_method("kvcmas", settings)
+    setting, notes = _open(request)
     trace = setting.replayed()
     warm = trace.workflows[: setting.fidelity.warm]
     with notes.status(f"filling the pools with {len(warm)} workflows"):
@@ -107,7 +109,7 @@ def run_chain(request: Request, kvcmas: Sequence[str], *, figure: bool) -> None:
             settings=settings,
         )
     rows = _collect(setting, "chain", chain.rows)
-    provenance = {**_provenance(setting), "warm": str(len(warm)), "kvcmas": " ".join(kvcmas)}
+    provenance = {**_provenance(setting), "warm": str(len(warm)), "kvcmas": " ".join(kvcmas) or "defaults"}
     found = Analysis.of("chain", ChainRow, rows, provenance, CHAIN_NOTES)
     summary = chain_summary(found.frame)
     _show(

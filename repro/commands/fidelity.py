@@ -23,7 +23,7 @@ from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.segments import ids_sha256
 from kvcmas.engine.session import Engine
 from kvcmas.errors import UserError
-from kvcmas.registry import make_method
+from kvcmas.registry import make_method, suggestion
 from repro import env
 from repro.commands.console import INTERRUPTED, output_console, progress_bar
 from repro.commands.settings import check_writable, choose_device, parse_settings
@@ -55,6 +55,7 @@ class Request:
     set: Sequence[str]
     cells: Sequence[str]
     out: Path
+    study: str | None = None
 
 
 class Setting:
@@ -189,10 +190,16 @@ class Setting:
         return self.trace.model_copy(update={"workflows": kept})
 
     def cells(self) -> list[CellSpec]:
-        """The cells asked for, else the profile's."""
-        if not self.request.cells:
+        """The cells asked for, one by one or as a named study; else the profile's."""
+        if self.request.cells:
+            return [parse_cell(text) for text in self.request.cells]
+        if self.request.study is None:
             return list(self.fidelity.cells)
-        return [parse_cell(text) for text in self.request.cells]
+        studies = self.fidelity.studies
+        if self.request.study not in studies:
+            known = suggestion(self.request.study, tuple(studies))
+            raise UserError(f"profile {self.request.profile} has no study of that name{known}")
+        return list(studies[self.request.study])
 
 
 def parse_cell(text: str) -> CellSpec:
@@ -269,12 +276,13 @@ def run_fidelity(request: Request) -> None:
             )
             raise typer.Exit(INTERRUPTED) from None
     runs = [read_run(cell.directory) for cell, _ in cells]
+    tables = request.out / (request.study or "tables")
     for number in ("fidelity", "fidelity-edges", "fidelity-layers"):
         table = build_table(number, runs)
         if number == "fidelity":
             print_table(console, table)
-        write_table(table, request.out)
-    notes.print(f"records and tables are in {request.out}")
+        write_table(table, tables)
+    notes.print(f"records are in {request.out}, tables in {tables}")
 
 
 def _cell(setting: Setting, trace: Trace, spec: CellSpec) -> tuple[FidelityCell, RunInfo]:

@@ -57,8 +57,8 @@ class CellSpec(BaseModel):
 class FidelityProfile(BaseModel):
     """Defaults of `repro record`, `repro calibrate` and `repro fidelity`.
 
-    A trace holds ``warm`` workflows that fill the pools, ``calibration`` ones, and ``n`` evaluated
-    ones.
+    ``studies`` are named alternatives to ``cells``. A trace holds ``warm`` workflows that fill the
+    pools, ``calibration`` ones, and ``n`` evaluated ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,6 +69,7 @@ class FidelityProfile(BaseModel):
     max_new_tokens: PositiveInt
     answer_tokens: PositiveInt = 16
     cells: tuple[CellSpec, ...]
+    studies: dict[str, tuple[CellSpec, ...]] = Field(default_factory=dict)
 
 
 class Profile(BaseModel):

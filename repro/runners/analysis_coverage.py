@@ -83,14 +83,21 @@ def _segment_error(segment: ExactSegment) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError("a reuse error needs a source with the attention it received")
     energies = []
     for target, reused in ((segment.cache.k, source.k), (segment.cache.v, source.v)):
-        squared = (target.double() - reused.double()).square().sum(dim=(1, 3))
-        norm = target.double().square().sum(dim=(1, 2, 3))
-        energies.append(squared / norm[:, None])
-    value = (segment.cache.v[1].double() - source.v[1].double()).square().sum(dim=(0, 2))
+        # Layer by layer: fp64 copies of a whole long cache would need several times its memory.
+        layers = [
+            _squared(t, r) / t.double().square().sum() for t, r in zip(target, reused, strict=True)
+        ]
+        energies.append(torch.stack(layers))
+    value = _squared(segment.cache.v[1], source.v[1])
     received = source.received.double()
     # Tokens at the end of a segment may have been read by nobody.
     relative = received / received.mean().clamp_min(torch.finfo(received.dtype).tiny)
     return torch.stack(energies), value, relative
+
+
+def _squared(target: Tensor, reused: Tensor) -> Tensor:
+    """Squared difference per token of one layer ``[kv_heads, tokens, head_dim]``, fp64."""
+    return (target.double() - reused.double()).square().sum(dim=(0, 2))
 
 
 class Coverage:

@@ -1,9 +1,9 @@
 """Finding each method's budget for a target reuse ratio, on requests that are not evaluated.
 
 Threshold methods (KVCMAS, KVComm) search their threshold in its logarithm: the gate's softmax is
-near one-hot and many entropies are almost 0, so a linear search would spend its points where nothing
-changes. Selective methods have closed-form budgets, two of them after an offline profile. What was
-found is stored under a key of what it depends on, and found again.
+near one-hot and many entropies are almost 0, so a linear search would spend its points where
+nothing changes. Selective methods have closed-form budgets, two of them after an offline profile.
+What was found is stored under a key of what it depends on, and found again.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from baselines.droidspeak import (
     candidate_blocks,
     choose_block,
     layer_errors,
-    search_block,
 )
 from baselines.fullshared import FullShared
+from baselines.selective import search
 from kvcmas.engine.cache import SegmentCache
 from kvcmas.engine.executor import Executor
 from kvcmas.errors import UserError
@@ -206,12 +206,15 @@ def test_choose_block() -> None:
         choose_block(errors, 9)
 
 
-def test_search_runs_every_candidate() -> None:
-    remaining = {(1, 3): 0.5, (3, 5): 0.2, (5, 7): 0.2}
-    block, errors = search_block(8, 3, remaining.__getitem__, step=2)
-    assert (block, errors) == ((3, 5), remaining)
+def test_candidate_blocks() -> None:
     assert candidate_blocks(4, 2) == [(1, 2), (2, 3)]
     assert candidate_blocks(4, 2, first=0) == [(0, 1), (1, 2), (2, 3)]
+    assert candidate_blocks(8, 3, step=2) == [(1, 3), (3, 5), (5, 7)]
+
+
+def test_search_runs_every_candidate() -> None:
+    remaining = {(1, 3): 0.5, (3, 5): 0.2, (5, 7): 0.2}
+    assert search(candidate_blocks(8, 3, step=2), remaining.__getitem__) == ((3, 5), remaining)
 
 
 def test_closed_loop_on_the_model(executor: Executor) -> None:
@@ -221,7 +224,7 @@ def test_closed_loop_on_the_model(executor: Executor) -> None:
     def run(block: Block) -> float:
         return sum(s.error(s.serve(DroidSpeak(blocks=(block,)))[1]) for s in scenes)
 
-    block, errors = search_block(LAYERS, 2, run, first=0)
+    block, errors = search(candidate_blocks(LAYERS, 2, first=0), run)
     assert len(errors) == 3
     per_layer = torch.stack(
         [

@@ -92,6 +92,34 @@ def test_prefix_offsets_serve_pf_from_template_and_anchors(
     assert entries.reused == 4 * system + (len(truth["A1"].prompt) - system - 1)
 
 
+def test_an_anchor_holds_the_offsets_of_the_pf_behind_its_ph(
+    executor: Executor, truth: Truth
+) -> None:
+    method = KVComm.faithful()
+    replayed(Engine(executor.model, method), truth, "r")
+    for slot, anchor in method.pool:
+        expected = set()
+        for node, result in truth.items():
+            owned = result.prompt.segments
+            owners = {i for i in result.prompt.shared() if owned[i].slot == slot}
+            turn = Turn("r", node, 0, result.prompt)
+            expected |= {p.key for p in prefixes(turn) if p.owner in owners}
+        assert {name for name in anchor.parts if ">" not in name and name != BASE} == expected
+    assert len(method.state().meta["prefixes"]["templates"]) == sum(
+        segment.kind == "PF" for result in truth.values() for segment in result.prompt.segments
+    )
+
+
+def test_a_pf_is_known_by_everything_of_its_agent_before_it() -> None:
+    glue, tail = pf([3, 4]), pf([5])
+    prompts = [Prompt((system, ph("q", [1]), glue, tail)) for system in (pf([7]), pf([8]))]
+    turns = [Turn("r", "A1", 1, prompts[0]), Turn("r", "A1", 1, prompts[1])]
+    turns.append(Turn("r", "A2", 1, prompts[0]))
+    keys = [prefix.key for turn in turns for prefix in prefixes(turn)]
+    assert len(set(keys)) == len(keys) == 9
+    assert [(p.segment, p.owner) for p in prefixes(turns[0])] == [(0, None), (2, 1), (3, 1)]
+
+
 def test_templates_come_from_prompts_that_were_executed_as_a_whole(
     executor: Executor, truth: Truth
 ) -> None:
@@ -114,7 +142,8 @@ def test_prefix_correction_is_the_weighted_sum_of_the_anchors_offsets(executor: 
     rng = torch.Generator().manual_seed(0)
     shape = (model.spec.layers, model.spec.kv_heads, 6, model.spec.head_dim)
     method = KVComm.faithful()
-    caches = [torch.randn(2, *shape, generator=rng) for _ in range(2)]
+    longer = (*shape[:2], 9, shape[3])  # the last 6 of its tokens are compared
+    caches = [torch.randn(2, *each, generator=rng) for each in (shape, longer)]
     offsets = [torch.randn(2, shape[0] - 1, shape[1], 3, shape[3], generator=rng) for _ in range(2)]
     template = torch.randn(2, shape[0], shape[1], 3, shape[3], generator=rng)
     prompt = Prompt((ph("q", [5] * 6), pf([6, 7, 8])))
@@ -123,7 +152,7 @@ def test_prefix_correction_is_the_weighted_sum_of_the_anchors_offsets(executor: 
     key = next(iter(method.state().meta["prefixes"]["templates"]))
     for n, (cache, offset) in enumerate(zip(caches, offsets, strict=True)):
         parts = {BASE: Pair(*cache), EDGE: Pair(*(c[1:] for c in cache)), key: Pair(*offset)}
-        method.pool.insert("q", f"r{n}", 6, parts, exact=True)
+        method.pool.insert("q", f"r{n}", cache.shape[3], parts, exact=True)
     current = torch.randn(2, *shape, generator=rng)
     sources = FixedSources(references={0: SegmentCache(*current)})
     plan = method.plan(replace(turn, force={0: True}), sources)
@@ -133,7 +162,9 @@ def test_prefix_correction_is_the_weighted_sum_of_the_anchors_offsets(executor: 
     for layer in range(1, shape[0]):
         fill.correction.apply(layer, got[0][layer], got[1][layer])
     for which in (0, 1):
-        distances = torch.stack([(current[which] - c[which])[1:].norm(dim=2) for c in caches])
+        distances = torch.stack(
+            [(current[which] - c[which, :, :, -6:])[1:].norm(dim=2) for c in caches]
+        )
         weights = torch.softmax(-distances, dim=0)[:, :, :, None]
         expected = template[which].clone()
         expected[1:] += sum(w * o[which] for w, o in zip(weights, offsets, strict=True))

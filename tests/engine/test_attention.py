@@ -47,7 +47,8 @@ def check(positions: list[int], capacity: int) -> None:
 @st.composite
 def row_sets(draw: st.DrawFn, longest: int = 12) -> list[int]:
     """Runs of any length with gaps between them."""
-    positions, at = [], draw(st.integers(0, 5))
+    positions = list[int]()
+    at = draw(st.integers(0, 5))
     for length, gap in draw(
         st.lists(st.tuples(st.integers(1, longest), st.integers(1, 5)), min_size=1, max_size=24)
     ):

@@ -16,7 +16,7 @@ from baselines.fullshared import FullShared
 from baselines.nonshared import NonShared
 from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.cache import Origin
-from kvcmas.engine.contract import Method, Plan, State
+from kvcmas.engine.contract import Method, PFPolicy, Plan, State
 from kvcmas.engine.segments import Prompt, pf
 from kvcmas.engine.session import Engine, TurnResult
 from kvcmas.engine.workflow import QUERY, sequential
@@ -26,7 +26,7 @@ from tests.workflows import Ids, agent_prompt, random_ids
 
 WORKFLOW = sequential(2)
 LAYERS = 4  # of both tiny models
-POLICIES = ["rotate", "delta"]
+POLICIES: tuple[PFPolicy, ...] = ("rotate", "delta")
 METHODS: dict[str, Method] = {
     "nonshared": NonShared(),
     "fullshared": FullShared(),
@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def policy(method: Method, name: str, rank: int = 8) -> Any:
+def policy(method: Method, name: PFPolicy, rank: int = 8) -> Any:
     """A fresh method with this ``pf_policy``."""
     return replace(method, pf_policy=name, pf_rank=rank)
 
@@ -70,7 +70,7 @@ def largest(results: Mapping[str, TurnResult], truth: Mapping[str, TurnResult]) 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_the_first_request_executes_every_pf(
-    model: TransformersAdapter, method: Method, name: str
+    model: TransformersAdapter, method: Method, name: PFPolicy
 ) -> None:
     plain = serve(Engine(model, replace(method)), "r", 10)
     first = serve(Engine(model, policy(method, name)), "r", 10)
@@ -86,7 +86,7 @@ def test_the_first_request_executes_every_pf(
     ],
 )
 def test_later_requests_serve_every_pf(
-    model: TransformersAdapter, method: str, name: str, tail: int
+    model: TransformersAdapter, method: str, name: PFPolicy, tail: int
 ) -> None:
     """PF rows leave the schedule, all but the last row; PH rows are as without the policy."""
     engine = Engine(model, policy(METHODS[method], name))
@@ -122,7 +122,9 @@ def test_only_ph_and_the_last_row_are_executed(model: TransformersAdapter) -> No
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_system_segment_at_position_0_is_exact(model: TransformersAdapter, name: str) -> None:
+def test_a_system_segment_at_position_0_is_exact(
+    model: TransformersAdapter, name: PFPolicy
+) -> None:
     truth = serve(Engine(model, NonShared()), "r", 20)
     engine = Engine(model, policy(NonShared(), name))
     serve(engine, "w", 10)
@@ -166,7 +168,8 @@ def test_a_full_rank_delta_is_exact_on_the_request_it_was_learned_from(
 ) -> None:
     truth = serve(Engine(model, NonShared()), "r", 10)
     errors = {}
-    for name, rank in (("rotate", 1), ("delta", 1), ("delta", 64)):
+    cases: tuple[tuple[PFPolicy, int], ...] = (("rotate", 1), ("delta", 1), ("delta", 64))
+    for name, rank in cases:
         engine = Engine(model, policy(NonShared(), name, rank))
         serve(engine, "r", 10)
         errors[name, rank] = largest(serve(engine, "again", 10), truth)
@@ -211,7 +214,7 @@ def test_agents_and_templates_are_kept_apart(model: TransformersAdapter) -> None
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("method", [NonShared(), FullShared(), KVCMAS(tau=1)], ids=lambda m: m.name)
-def test_state_round_trip(model: TransformersAdapter, method: Method, name: str) -> None:
+def test_state_round_trip(model: TransformersAdapter, method: Method, name: PFPolicy) -> None:
     engine, restored = (Engine(model, policy(method, name)) for _ in range(2))
     serve(engine, "w0", 10)
     serve(engine, "w1", 20)

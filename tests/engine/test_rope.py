@@ -200,7 +200,7 @@ def test_length_dependent_types_are_refused(parameters: dict[str, Any]) -> None:
 
 def test_an_unknown_type_is_refused() -> None:
     unknown = config(**TYPES["default"])
-    unknown.rope_parameters["rope_type"] = "spiral"
+    unknown.rope_parameters = {"rope_type": "spiral", "rope_theta": 10_000.0}
     with pytest.raises(UserError, match="'spiral' cannot be re-aligned; supported: default"):
         Rope.from_config(unknown)
 

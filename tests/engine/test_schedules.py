@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LAYERS, KV_HEADS, DIM, HIDDEN = 4, 2, 32, 256  # of both tiny models
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
+CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 2e-5}
 PROMPT = Prompt(
     (
         pf(random_ids(1, 6)),
@@ -48,10 +48,9 @@ P = torch.arange(6, 14)  # rows of q
 
 def garbage(tokens: int, seed: int = 0) -> SegmentCache:
     generator = torch.Generator().manual_seed(seed)
-    return SegmentCache(
-        *torch.randn(2, LAYERS, KV_HEADS, tokens, DIM, generator=generator),
-        hidden={layer: torch.randn(tokens, HIDDEN, generator=generator) for layer in range(LAYERS)},
-    )
+    k, v = torch.randn(2, LAYERS, KV_HEADS, tokens, DIM, generator=generator).unbind()
+    hidden = torch.randn(LAYERS, tokens, HIDDEN, generator=generator)
+    return SegmentCache(k, v, dict(enumerate(hidden.unbind())))
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ def test_dropped_rows_are_no_candidates_any_more(executor: Executor) -> None:
         seen.append(candidates.rows.tolist())
         return candidates.rows[: len(candidates.rows) // 2]
 
-    extra = (
+    extra: tuple[Event, ...] = (
         Enter(0, P, write=False),
         *(Select(layer, P, first_half) for layer in range(LAYERS)),
     )

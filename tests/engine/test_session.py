@@ -113,7 +113,7 @@ def expected_holder(workflow: Workflow, node: str, slot: str) -> str | None:
     """The previous consumer in static order, else the producer of an output."""
     before = workflow.consumers(slot)[: workflow.consumers(slot).index(node)]
     producers = [n.name for n in workflow.nodes if n.out_slot == slot]
-    return before[-1] if before else (producers or [None])[0]
+    return before[-1] if before else next(iter(producers), None)
 
 
 def rows_of(result: TurnResult, slot: str) -> range:

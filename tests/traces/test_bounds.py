@@ -80,7 +80,7 @@ def test_the_engine_executes_what_the_schedule_counts(
         GeneratorSettings(vocab=adapter.spec.vocab, scale=64, workflows=3)
     )
     schedule = controlled_schedule(made, 0.5) if how == "controlled" else even_schedule(made, 0.6)
-    engine, rows = Engine(adapter, FullShared()), 0
+    engine, rows = Engine(adapter, FullShared()), 0.0
     for workflow in made:
         session = engine.session(workflow.workflow("fully_connected"), workflow.request)
         for turn in workflow.turns:
@@ -92,7 +92,7 @@ def test_the_engine_executes_what_the_schedule_counts(
                 output=turn.output,
                 force=force,
             )
-            rows += result.accounting.touched_rows
+            rows += result.accounting.row_layers / result.accounting.layers
             reused = {d.segment for d in result.decisions if d.action == "reuse"}
             assert reused == {i for i in force if force[i] and i not in result.first_seen}
     assert rows == scheduled_work(made, schedule).executed
