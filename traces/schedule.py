@@ -167,7 +167,7 @@ def even_hops(hops: Sequence[int], rho: float) -> tuple[HopKind, ...]:
             elif held:
                 kinds.append("reused")
             else:
-                kinds.append("reused" if hop else "first")
+                kinds.append("refill" if hop else "first")
                 held = True
     return tuple(kinds)
 

@@ -19,7 +19,7 @@ from kvcmas.engine.segments import Prompt, Segment, pf, ph
 from kvcmas.errors import UserError
 from workloads.base import Message, Slot, Text
 
-SYSTEM_MARK, USER_MARK, REPLY_MARK = "\u2e28SYSTEM\u2e29", "\u2e28USER\u2e29", "\u2e28REPLY\u2e29"
+SYSTEM_MARK, USER_MARK, REPLY_MARK = "\u2e28System\u2e29", "\u2e28User\u2e29", "\u2e28Reply\u2e29"
 # Some templates print today's date; a prompt may not change from one day to the next.
 _DATE = "26 Jul 2024"
 
@@ -146,8 +146,8 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> fro
         ids.add(tokenizer.eos_token_id)
     turns = [{"role": "user", "content": USER_MARK}, {"role": "assistant", "content": REPLY_MARK}]
     after = _rendered(tokenizer, turns, reply=False).partition(REPLY_MARK)[2]
-    special = set(tokenizer.all_special_ids)
-    ids.update([i for i in tokenizer.encode(after, add_special_tokens=False) if i in special][:1])
+    control = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids.update([i for i in tokenizer.encode(after, add_special_tokens=False) if i in control][:1])
     return frozenset(ids)
 
 

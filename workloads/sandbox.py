@@ -151,7 +151,8 @@ def _execute(
                 texts, stopped = _collect(child, started + limits.wall_s, limits.output)
             finally:
                 _kill(child)
-        return texts, stopped or _status(child.returncode), time.monotonic() - started
+        status = stopped or _status(child.returncode, texts[1])
+        return texts, status, time.monotonic() - started
 
 
 def _collect(
@@ -200,11 +201,12 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _status(returncode: int) -> Status:
+def _status(returncode: int, stderr: str) -> Status:
     if returncode == 0:
         return "ok"
-    # unshare reports a signal that ended its child either way
-    return "killed" if returncode < 0 or returncode > 128 else "error"
+    # unshare ends by the signal that ended its child, but fails in doing so where that was SIGKILL
+    killed = returncode < 0 or returncode > 128 or "unshare: sigprocmask" in stderr
+    return "killed" if killed else "error"
 
 
 @functools.cache

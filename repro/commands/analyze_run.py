@@ -109,7 +109,11 @@ def run_chain(request: Request, kvcmas: Sequence[str], *, figure: bool) -> None:
             settings=settings,
         )
     rows = _collect(setting, "chain", chain.rows)
-    provenance = {**_provenance(setting), "warm": str(len(warm)), "kvcmas": " ".join(kvcmas) or "defaults"}
+    provenance = {
+        **_provenance(setting),
+        "warm": str(len(warm)),
+        "kvcmas": " ".join(kvcmas) or "defaults",
+    }
     found = Analysis.of("chain", ChainRow, rows, provenance, CHAIN_NOTES)
     summary = chain_summary(found.frame)
     _show(

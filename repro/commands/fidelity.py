@@ -150,12 +150,10 @@ class Setting:
             Engine(self.adapter, NonShared()), workload, self.chat, parts.max_new_tokens
         )
         samples = dataset.samples[:wanted]
-        rows = record(runner, samples)
+        partial = path.with_suffix(".partial")
+        rows = record(runner, samples, partial)
         described = f"recording {len(samples)} trajectories"
-        recorded = [
-            workflow
-            for workflow, _ in track(rows, described, total=len(samples), console=self.notes)
-        ]
+        recorded = list(track(rows, described, total=len(samples), console=self.notes))
         write_trace(
             path,
             recorded,
@@ -164,6 +162,7 @@ class Setting:
             vocab=self.adapter.spec.vocab,
             origin=origin,
         )
+        partial.unlink(missing_ok=True)
         return path
 
     def calibrator(self) -> Calibrator:

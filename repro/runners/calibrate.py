@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from baselines.cacheblend import CacheBlend
-from baselines.droidspeak import Block, DroidSpeak, search_block
+from baselines.droidspeak import Block, DroidSpeak, candidate_blocks
 from baselines.epic import EPIC
 from baselines.nonshared import NonShared
 from baselines.relaycaching import RelayCaching, Span, choose_range, value_deviation
+from baselines.selective import search
 from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.contract import Method, State
 from kvcmas.engine.session import Engine, TurnResult
@@ -190,7 +191,8 @@ class Calibrator:
         profile: dict[str, float] = {}
 
         def choose(size: int) -> Block:
-            block, errors = search_block(layers, size, run, step=max(1, layers // 16))
+            candidates = candidate_blocks(layers, size, step=max(1, layers // 16))
+            block, errors = search(candidates, run)
             profile.update({f"{a}-{b}": error for (a, b), error in errors.items()})
             return block
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from pydantic import ValidationError
+
+from kvcmas.errors import UserError
 from repro.runners.trajectory import Runner, Trajectory
 from traces.schema import TraceTurn, TraceWorkflow
 from workloads.base import Sample
@@ -21,8 +25,38 @@ def recorded(trajectory: Trajectory, runner: Runner) -> TraceWorkflow:
     )
 
 
-def record(runner: Runner, samples: tuple[Sample, ...]) -> Iterator[tuple[TraceWorkflow, bool]]:
-    """Run every sample; yields its trace and whether its answer was right."""
-    for sample in samples:
-        trajectory = runner.run(sample)
-        yield recorded(trajectory, runner), trajectory.score.correct
+def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterator[TraceWorkflow]:
+    """Every sample's trace, in order; those that ``partial`` holds are not run again.
+
+    ``partial`` grows by one line per sample, so that an interrupted recording goes on.
+
+    Raises:
+        UserError: the file cannot be read or written.
+    """
+    try:
+        done = _read_partial(partial)
+        yield from done
+        with partial.open("ab") as file:
+            file.truncate(sum(len(_line(workflow)) for workflow in done))
+            for sample in samples[len(done) :]:
+                workflow = recorded(runner.run(sample), runner)
+                file.write(_line(workflow))
+                file.flush()
+                yield workflow
+    except OSError as error:
+        raise UserError(f"cannot record to {partial}: {error.strerror}") from error
+
+
+def _read_partial(path: Path) -> list[TraceWorkflow]:
+    """Complete lines; a torn last one is the rest of an interrupted write."""
+    done: list[TraceWorkflow] = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        try:
+            done.append(TraceWorkflow.model_validate_json(line))
+        except ValidationError:
+            break
+    return done
+
+
+def _line(workflow: TraceWorkflow) -> bytes:
+    return workflow.model_dump_json().encode() + b"\n"

@@ -273,6 +273,7 @@ def test_pool_after_a_cold_request(executor: Executor, truth: Truth) -> None:
     assert set(held["out2"].parts) == {BASE, "ref>A3"}
     assert all(all(anchor.exact.values()) for anchor in held.values())
     base = held["q"].parts[BASE]
+    assert held["q"].serials[BASE] == held["q"].serials["ref>A0"] + 1  # stored once
     assert held["q"].parts["ref>A1"].nbytes == base.nbytes * 3 // 4
     assert method.pool.nbytes == method.state().nbytes
     assert len(base) == len(truth["A1"].prompt.segments[1])

@@ -162,9 +162,8 @@ def test_prefix_correction_is_the_weighted_sum_of_the_anchors_offsets(executor: 
     for layer in range(1, shape[0]):
         fill.correction.apply(layer, got[0][layer], got[1][layer])
     for which in (0, 1):
-        distances = torch.stack(
-            [(current[which] - c[which, :, :, -6:])[1:].norm(dim=2) for c in caches]
-        )
+        bases = [cache[which, 1:, :, -6:] for cache in caches]
+        distances = torch.stack([(current[which, 1:] - base).norm(dim=2) for base in bases])
         weights = torch.softmax(-distances, dim=0)[:, :, :, None]
         expected = template[which].clone()
         expected[1:] += sum(w * o[which] for w, o in zip(weights, offsets, strict=True))

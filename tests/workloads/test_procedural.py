@@ -39,7 +39,9 @@ def test_answers_follow_from_the_expression_and_the_text_tells_its_numbers(diffi
         assert problem.question.endswith("?") and "{" not in problem.question
 
 
-def test_problems_are_the_same_for_the_same_seed_and_a_longer_list_begins_with_the_shorter() -> None:
+def test_problems_are_the_same_for_the_same_seed_and_a_longer_list_begins_with_the_shorter() -> (
+    None
+):
     few = problems("test", difficulty=2, count=20, seed=1)
     assert problems("test", difficulty=2, count=60, seed=1)[:20] == few
     assert problems("test", difficulty=2, count=20, seed=2) != few
