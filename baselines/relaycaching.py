@@ -74,21 +74,21 @@ class RelayCaching(Selective):
         require_choice("influence", self.influence, (True, False))
 
     @classmethod
-    def for_rho(cls, rho: float, layers: int, span: Span) -> RelayCaching:
+    def for_rho(cls, rho: float, layers: int, span: Span, *, suffix: int = 10) -> RelayCaching:
         """Fixed budget: the ``ratio`` that realises ``rho`` in ``span``.
 
-        ``rho = 1 - (detect - start + (end - detect + 1) ratio) / layers``.
+        ``rho = 1 - (detect - start + (end - detect + 1) ratio) / layers``. The suffix is charged
+        first, so on short segments the published 10 tokens can take the whole budget.
 
         Raises:
             UserError: a ``rho`` outside 0..1, or one that this range cannot realise.
         """
         require_share("rho", rho)
-        start, detect, end = _checked(span)
-        # Rounded, so that a budget of exactly nothing or everything is not refused.
-        ratio = round(((1 - rho) * layers - (detect - start)) / (end - detect + 1), 9)
+        start, _, end = _checked(span)
+        ratio = _ratio(rho, layers, span)
         if not 0 <= ratio <= 1:
             raise UserError(f"rho={rho} is out of reach for layers {start}-{end} of {layers}")
-        return cls(span=span, ratio=ratio)
+        return cls(span=span, ratio=ratio, suffix=suffix)
 
     @property
     def wants(self) -> Wants:
@@ -195,6 +195,27 @@ def choose_range(deviation: Tensor, *, rho: float | None = None) -> Span:
     if not spans:
         raise UserError(f"rho={rho} leaves RelayCaching no budget in a model of {layers} layers")
     return max(spans, key=lambda scored: scored[0])[1]
+
+
+def candidate_spans(layers: int, rho: float, *, step: int = 1) -> list[Span]:
+    """Ranges that detect one layer after their start and can realise ``rho``, on a grid of layers.
+
+    An alternative to :func:`choose_range`: with :func:`baselines.selective.search` over these the
+    range is the one that leaves the least error when it is run. ``LEAST_RATIO`` holds here, too.
+    """
+    spans = [
+        (start, start + 1, end)
+        for start in range(0, layers - 1, step)
+        for end in range(start + step, layers, step)
+    ]
+    return [span for span in spans if LEAST_RATIO <= _ratio(rho, layers, span) <= 1]
+
+
+def _ratio(rho: float, layers: int, span: Span) -> float:
+    """Share of rows from the detection layer on; outside 0..1 if ``rho`` is out of reach."""
+    start, detect, end = span
+    # Rounded, so that a budget of exactly nothing or everything is not missed by an ulp.
+    return round(((1 - rho) * layers - (detect - start)) / (end - detect + 1), 9)
 
 
 def _relative(score: Tensor, tau: float) -> Tensor:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from kvcmas.errors import UserError
 from repro.commands.analyze import app as analyze_app
+from repro.commands.traces import app as traces_app
 from repro.models.cli import app as models_app
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 bench_app = typer.Typer(
     help="Measure what the parts cost, as ratios in one run.", no_args_is_help=True
 )
+app.add_typer(traces_app, name="trace")
 app.add_typer(models_app, name="models")
 app.add_typer(analyze_app, name="analyze")
 app.add_typer(bench_app, name="bench")

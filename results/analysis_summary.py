@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,6 +17,12 @@ _SEED: Final = 0
 _RESAMPLES: Final = 2_000
 # One served segment.
 _PLACE: Final = ["request", "node", "slot"]
+# One matrix of a kind, and what is averaged over its layers (the lengths are constant).
+_SEGMENT: Final = ["request", "slot", "role", "source", "target"]
+_VALUES: Final = [
+    *("effective_rank", "energy_r8", "error_r32", "relative_norm"),
+    *("tokens", "pf_tokens", "width"),
+]
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -23,51 +30,43 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 def rank_summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Effective ranks per kind, tensor and role of the slot, for all segments and for long ones.
 
-    A segment's rank is the mean over its layers; layer 0 of a delta, which is zero, is left out.
+    A segment's values are means over its layers; layer 0 of a delta, which is zero, is left out.
     ``rank_max_layer`` is the mean rank of the layer where it is highest.
     """
     frame = frame.dropna(subset="effective_rank")
-    role = frame["slot"].str.extract(r"^([a-z]+)", expand=False)
+    frame = frame.assign(role=frame["slot"].str.extract(r"^([a-z]+)", expand=False))
     rows = []
-    for kind in KINDS:
-        for tensor in ("k", "v"):
-            for slots in ("all", *sorted(role.unique())):
-                for least in (1, LONG):
-                    part = frame[
-                        (frame["kind"] == kind)
-                        & (frame["tensor"] == tensor)
-                        & (frame["tokens"] >= least)
-                        & (True if slots == "all" else role == slots)
-                    ]
-                    if len(part):
-                        names = {"kind": kind, "tensor": tensor, "slots": slots}
-                        rows.append({**names, "least_tokens": least, **_ranks(part)})
+    for kind, tensor in product(KINDS, ("k", "v")):
+        cell = frame[(frame["kind"] == kind) & (frame["tensor"] == tensor)]
+        segments = cell.groupby(_SEGMENT, dropna=False, as_index=False)[_VALUES].mean()
+        for role, least in product(("all", *sorted(cell["role"].unique())), (1, LONG)):
+            parts = [
+                f[(f["tokens"] >= least) & ((role == "all") | (f["role"] == role))]
+                for f in (segments, cell)
+            ]
+            if len(parts[0]):
+                names = {"kind": kind, "tensor": tensor, "slots": role, "least_tokens": least}
+                rows.append({**names, **_ranks(*parts)})
     return pd.DataFrame(rows)
 
 
-def _ranks(part: pd.DataFrame) -> dict[str, object]:
-    place = ["request", "slot", "source", "target"]
-    segments = part.groupby(place, dropna=False, as_index=False).agg(
-        rank=("effective_rank", "mean"), tokens=("tokens", "first"), pf=("pf_tokens", "first")
-    )
+def _ranks(segments: pd.DataFrame, layers: pd.DataFrame) -> dict[str, object]:
     rank = stats.cluster_bootstrap(
-        segments["rank"].tolist(),
-        segments["request"].tolist(),
+        segments["effective_rank"].tolist(),
+        segments["request"].astype(str).tolist(),
         seed=_SEED,
         n_resamples=_RESAMPLES,
     )
     return {
         "segments": len(segments),
         "tokens": segments["tokens"].median(),
-        "pf_tokens": segments["pf"].median(),
-        "width": part["width"].iloc[0],
+        "pf_tokens": segments["pf_tokens"].median(),
+        "width": segments["width"].iloc[0],
         "effective_rank": rank.value,
         "effective_rank_low": rank.low,
         "effective_rank_high": rank.high,
-        "rank_max_layer": part.groupby("layer")["effective_rank"].mean().max(),
-        "energy_r8": part["energy_r8"].mean(),
-        "error_r32": part["error_r32"].mean(),
-        "relative_norm": part["relative_norm"].mean(),
+        "rank_max_layer": layers.groupby("layer")["effective_rank"].mean().max(),
+        **{name: segments[name].mean() for name in ("energy_r8", "error_r32", "relative_norm")},
     }
 
 

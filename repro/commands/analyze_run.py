@@ -16,7 +16,6 @@ from rich.table import Table as RichTable
 from kvcmas.engine.executor import Executor
 from kvcmas.errors import UserError
 from kvcmas.registry import make_method
-from plots.analysis import figure2, figure3, figure7
 from repro import env
 from repro.commands.console import INTERRUPTED, output_console, progress_bar
 from repro.commands.fidelity import Request, Setting
@@ -37,8 +36,6 @@ _VARIANTS = {
     ("chained - non-chained", "kvcmas"): "difference",
 }
 R = TypeVar("R", RankRow, ChainRow, CoverageRow)
-# Two figures or more share a CSV.
-Draw = Callable[[Sequence[Path], Path], list[Path]]
 
 RANK_NOTES = (
     "effective_rank: least rank that keeps 90% of the sum of squared singular values",
@@ -90,7 +87,7 @@ def run_ranks(request: Request, *, figure: bool) -> None:
             "relative_norm": "norm/target",
         },
     )
-    _write(request, notes, found, summary, (figure2, figure7) if figure else ())
+    _write(request, notes, found, summary, ("figure2", "figure7") if figure else ())
 
 
 def run_chain(request: Request, kvcmas: Sequence[str], *, figure: bool) -> None:
@@ -126,7 +123,7 @@ def run_chain(request: Request, kvcmas: Sequence[str], *, figure: bool) -> None:
             **{name: name for name in _VARIANTS.values()},
         },
     )
-    _write(request, notes, found, summary, (figure3,) if figure else ())
+    _write(request, notes, found, summary, ("figure3",) if figure else ())
 
 
 def run_coverage(request: Request, rhos: Sequence[float], draws: int, seed: int) -> None:
@@ -223,14 +220,23 @@ def _write(
     notes: Console,
     found: Analysis,
     summary: pd.DataFrame,
-    figures: Sequence[Draw],
+    figures: Sequence[str],
 ) -> None:
     csv = found.write(request.out)
     paths = [csv, found.derived("summary", summary).write(request.out)]
-    for draw in figures:
-        paths += draw([csv], request.out)
-    for path in paths:
+    for path in [*paths, *(_draw(csv, request.out, figures) if figures else ())]:
         notes.print(f"wrote {path}", style="dim")
+
+
+def _draw(csv: Path, out: Path, figures: Sequence[str]) -> list[Path]:
+    from plots import analysis  # matplotlib is slow to load
+
+    draw = {
+        "figure2": analysis.figure2,
+        "figure3": analysis.figure3,
+        "figure7": analysis.figure7,
+    }
+    return [path for name in figures for path in draw[name]([csv], out)]
 
 
 def _by_variant(summary: pd.DataFrame) -> pd.DataFrame:

@@ -104,7 +104,7 @@ def _tokens(text: str) -> int:
 
 
 def _ids_of(model: str, notes: Console) -> tuple[int, frozenset[int], int | None]:
-    """Ids that both model and tokenizer know, special ones among them, and the model's positions."""
+    """Ids that model and tokenizer both know, the special ones of them, and the positions."""
     from transformers import AutoConfig
 
     from repro.models import resolve

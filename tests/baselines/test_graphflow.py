@@ -272,15 +272,14 @@ def test_inexact_samples_are_counted(executor: Executor, truth: Truth) -> None:
 def test_state_round_trip_continues_like_an_uninterrupted_run(
     executor: Executor, dense: Dense
 ) -> None:
-    whole, first, second = (GraphFlow(n_cal=3, dense_share=0.3) for _ in range(3))
-    runs = {seed: dense(seed, 16 + seed % 5) for seed in range(60, 66)}
-    for seed in (60, 61):
-        for method in (whole, first):
-            replayed(Engine(executor.model, method), runs[seed], f"r{seed}")
+    whole, first, second = (GraphFlow(n_cal=2, dense_share=0.3) for _ in range(3))
+    runs = {seed: dense(seed, 16 + seed % 5) for seed in range(60, 64)}
+    for method in (whole, first):
+        replayed(Engine(executor.model, method), runs[60], "r60")
     state = first.state()
     second.load_state(State(json.loads(json.dumps(state.meta)), state.entries))
     engines = [Engine(executor.model, method) for method in (whole, second)]
-    for seed in range(62, 66):
+    for seed in (61, 62, 63):
         expected, got = (replayed(engine, runs[seed], f"r{seed}") for engine in engines)
         for node in expected:
             assert torch.equal(got[node].first_logits, expected[node].first_logits)

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from baselines.fullshared import FullShared
-from baselines.relaycaching import RelayCaching, Span, choose_range, value_deviation
+from baselines.relaycaching import (
+    RelayCaching,
+    Span,
+    candidate_spans,
+    choose_range,
+    value_deviation,
+)
 from kvcmas.engine.cache import SegmentCache
 from kvcmas.engine.contract import Candidates, Select
 from kvcmas.engine.executor import Executor
@@ -159,6 +165,7 @@ def test_received_attention_travels_with_the_source(scene: Scene) -> None:
 )
 def test_budget(rho: float, layers: int, span: Span, ratio: float) -> None:
     assert RelayCaching.for_rho(rho, layers, span).ratio == pytest.approx(ratio, abs=1e-5)
+    assert RelayCaching.for_rho(rho, layers, span, suffix=3).suffix == 3
 
 
 def test_budget_out_of_reach() -> None:
@@ -230,6 +237,16 @@ def test_choose_range_respects_the_budget() -> None:
     assert span[0] == 1 and span[1] <= 3
     with pytest.raises(UserError, match="no budget"):
         choose_range(deviations([0.0, 1, 1, 1]), rho=0.9)
+
+
+@pytest.mark.parametrize(("rho", "step"), [(0.8, 1), (0.9, 3)])
+def test_candidate_spans_can_realise_rho(rho: float, step: int) -> None:
+    spans = candidate_spans(30, rho, step=step)
+    ratios = [RelayCaching.for_rho(rho, 30, span).ratio for span in spans]
+    assert all(ratio is not None and 0.05 <= ratio <= 1 for ratio in ratios)
+    assert len(set(spans)) == len(spans) > 20
+    assert all(start % step == 0 for start, _, _ in spans)
+    assert candidate_spans(4, 0.9) == []
 
 
 def test_choose_range_of_a_single_peak() -> None:

@@ -249,6 +249,18 @@ def test_selecting_all_changes_nothing_and_none_is_full_reuse(
     assert_same(nothing, executor.run(PROMPT, Plan.make(PROMPT, (Fill(Q, cache),))))
 
 
+@pytest.mark.parametrize(("layer", "kept", "exact"), [(1, 8, 27), (1, 7, 13), (2, 8, 6)])
+def test_exact_counts_every_layer_but_the_first(
+    executor: Executor, layer: int, kept: int, exact: int
+) -> None:
+    """Reused at layer 0 and executed above is as good as dense."""
+    select = Select(layer, P, lambda c: c.rows[:kept])
+    buffer = executor.run(PROMPT, selecting(garbage(8), select)).buffer
+    assert [buffer.exact(rows) for rows in (0, exact)] == [True, True]
+    assert buffer.exact(len(PROMPT)) == (exact == len(PROMPT))
+    assert exact == len(PROMPT) or not buffer.exact(exact + 1)
+
+
 def test_dropped_rows_are_no_candidates_any_more(executor: Executor) -> None:
     seen = list[list[int]]()
 

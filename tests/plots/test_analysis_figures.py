@@ -107,6 +107,12 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     }
 
 
+@pytest.fixture
+def svg_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One format is quicker than three."""
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
+
+
 def test_figures_are_written_in_every_format(drawn: dict[str, list[Path]]) -> None:
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for name, paths in drawn.items():
@@ -150,12 +156,14 @@ def test_figure7_says_what_rank_8_keeps(drawn: dict[str, list[Path]]) -> None:
     assert "90% kept" in text
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_several_files_are_named_on_their_panels(tmp_path: Path) -> None:
     one, two = write_ranks(tmp_path / "1"), write_ranks(tmp_path / "2")
     text = _text(figure2([one, two], tmp_path))
     assert text.count("Keys: some-model, gsm8k") == 2
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_short_segments_are_left_out_where_there_are_long_ones(tmp_path: Path) -> None:
     csv = write_ranks(tmp_path)
     short = [_rank_row("d", "delta", t, layer, 8) for t, layer in product("kv", LAYERS)]

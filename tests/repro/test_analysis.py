@@ -18,6 +18,7 @@ from kvcmas.engine.executor import Executor
 from kvcmas.engine.session import Engine
 from kvcmas.engine.workflow import fully_connected
 from kvcmas.errors import UserError
+from plots import style
 from repro.cli import app
 from repro.runners.analysis import exact_turns
 from repro.runners.analysis_chain import Chain
@@ -338,8 +339,14 @@ def trace(
     ],
 )
 def test_command_writes_csv_with_its_provenance(
-    trace: Path, tmp_path: Path, command: str, options: list[str], figures: tuple[str, ...]
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    options: list[str],
+    figures: tuple[str, ...],
 ) -> None:
+    monkeypatch.setattr(style, "FORMATS", ("svg",))  # one is quicker than three
     arguments = ["analyze", command, "--model", "tiny-llama", "--trace", str(trace)]
     arguments += ["--warm", "2", "--calibration", "1", "--n", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, [*arguments, *options])
@@ -353,7 +360,7 @@ def test_command_writes_csv_with_its_provenance(
         assert {"git_commit", "command"} <= set(found.provenance)
         assert len(found.notes) and len(found.frame)
     assert set(Analysis.read(tmp_path / f"{command}.csv", command).frame["request"]) == {"r3"}
-    drawn = {path.stem for path in tmp_path.iterdir() if path.suffix == ".png"}
+    drawn = {path.stem for path in tmp_path.iterdir() if path.suffix == ".svg"}
     assert drawn == set(figures)
 
 
