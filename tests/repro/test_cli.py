@@ -151,14 +151,24 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         "from repro.cli import main; main()",
         *accuracy(tmp_path, "--n=500"),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and not any(
-        file.stat().st_size for file in tmp_path.rglob("records.jsonl")
-    ):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, notes = process.communicate(timeout=120)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a shell inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and not any(
+            file.stat().st_size for file in tmp_path.rglob("records.jsonl")
+        ):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, notes = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "give the same command again" in notes
     assert "Traceback" not in notes
