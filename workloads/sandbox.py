@@ -44,11 +44,12 @@ class Limits:
     """What a program may use. ``processes`` counts the program itself and its threads.
 
     ``memory`` (address space), ``file_size`` (of each file) and ``output`` (stdout plus stderr) are
-    bytes.
+    bytes. The CPU limit is meant to decide before the wall limit: what an agent observes should not
+    depend on how busy the machine is.
     """
 
-    wall_s: float = 5.0
-    cpu_s: int = 6
+    wall_s: float = 30.0
+    cpu_s: int = 5
     memory: int = 512 * 2**20
     file_size: int = 2**20
     output: int = 64 * 1024
