@@ -9,13 +9,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from baselines.selective import Reused, Selective, require_count, require_share
+from baselines.selective import Reused, Selective, require_share
 from kvcmas.engine.contract import (
     Candidates,
     Enter,
     Event,
     Select,
     require_choice,
+    require_count,
 )
 from kvcmas.errors import UserError
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from baselines.selective import Reused, Selective, require_count, require_share
-from kvcmas.engine.contract import Enter, Event
+from baselines.selective import Reused, Selective, require_share
+from kvcmas.engine.contract import Enter, Event, require_count
 from kvcmas.errors import UserError
 
 

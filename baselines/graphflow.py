@@ -28,6 +28,7 @@ from kvcmas.engine.contract import (
     Wants,
     require_at_least,
     require_choice,
+    require_count,
 )
 from kvcmas.errors import UserError
 from kvcmas.pool.anchors import REFERENCE
@@ -115,7 +116,7 @@ class GraphFlow(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least("n_cal", self.n_cal, 1)
+        require_count("n_cal", self.n_cal, 1)
         for name in ("dense_share", "sparsity"):
             require_at_least(name, getattr(self, name), 0)
             if getattr(self, name) > 1:

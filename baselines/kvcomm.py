@@ -26,6 +26,7 @@ from kvcmas.engine.contract import (
     Wants,
     require_at_least,
     require_choice,
+    require_count,
 )
 from kvcmas.errors import UserError
 from kvcmas.pool.anchors import BASE, REFERENCE, Anchor, AnchorPool, CapacityRule, edge_key
@@ -96,7 +97,7 @@ class KVComm(Method):
         super().__post_init__()
         require_at_least("gamma", self.gamma, 0)
         for name in ("capacity", "window", "in_flight"):
-            require_at_least(name, getattr(self, name), 1)
+            require_count(name, getattr(self, name), 1)
         if not self.temperature > 0:
             raise UserError(f"temperature={self.temperature!r} must be positive")
         require_choice("capacity_rule", self.capacity_rule, get_args(CapacityRule))

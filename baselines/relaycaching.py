@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines.selective import Reused, Selective, require_count, require_share
+from baselines.selective import Reused, Selective, require_share
 from kvcmas.engine.contract import (
     Candidates,
     Enter,
@@ -27,6 +27,7 @@ from kvcmas.engine.contract import (
     Wants,
     require_at_least,
     require_choice,
+    require_count,
 )
 from kvcmas.errors import UserError
 

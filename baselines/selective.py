@@ -140,9 +140,3 @@ def require_share(name: str, value: float) -> None:
     """Raise UserError unless ``value`` is a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise UserError(f"{name}={value!r} must lie between 0 and 1")
-
-
-def require_count(name: str, value: int, least: int) -> None:
-    """Raise UserError unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}={value!r} must be a whole number of at least {least}")

@@ -254,7 +254,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         require_choice("pf_policy", self.pf_policy, get_args(PFPolicy))
-        require_at_least("pf_rank", self.pf_rank, 1)
+        require_count("pf_rank", self.pf_rank, 1)
 
     @property
     def wants(self) -> Wants:
@@ -296,3 +296,9 @@ def require_at_least(name: str, value: float, least: float) -> None:
     """Raise UserError unless ``value`` is a number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise UserError(f"{name}={value!r} must be at least {least}")
+
+
+def require_count(name: str, value: int, least: int) -> None:
+    """Raise UserError unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}")

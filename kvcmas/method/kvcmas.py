@@ -23,6 +23,7 @@ from kvcmas.engine.contract import (
     Wants,
     require_at_least,
     require_choice,
+    require_count,
 )
 from kvcmas.errors import UserError
 from kvcmas.method.correction import (
@@ -100,9 +101,9 @@ class KVCMAS(Method):
         require_at_least("tau", self.tau, 0)
         for name in ("rank_base", "rank_delta", "neighbours"):
             if getattr(self, name) is not None:
-                require_at_least(name, getattr(self, name), 1)
-        require_at_least("capacity", self.capacity, 1)
-        require_at_least("window", self.window, 1)
+                require_count(name, getattr(self, name), 1)
+        require_count("capacity", self.capacity, 1)
+        require_count("window", self.window, 1)
         for name in ("temperature", "weight_temperature"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name}={getattr(self, name)!r} must be positive")

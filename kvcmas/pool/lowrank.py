@@ -125,8 +125,9 @@ def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
             x = flat(v[layer, :, part]).float()
             a = _stack_a(bases, layer, part)
             projected = (x @ columns).unflatten(1, b.shape[:2]).transpose(0, 1)
-            cross = torch.bmm(a, gram).sub_(projected, alpha=2).mul_(a).sum(dim=(1, 2))
-            total += cross.double() + x.square().sum().double()
+            cross = torch.bmm(a, gram).sub_(projected, alpha=2).mul_(a)
+            total += cross.sum(dim=(1, 2), dtype=torch.float64)
+            total += x.square().sum(dtype=torch.float64)
     return total.clamp_min(0).sqrt()
 
 

@@ -258,7 +258,7 @@ def test_dense_keeps_no_store(model: TransformersAdapter) -> None:
     ("settings", "message"),
     [
         ({"pf_policy": "rotated"}, "pf_policy='rotated' is not one of dense, rotate, delta"),
-        ({"pf_rank": 0}, "pf_rank=0 must be at least 1"),
+        ({"pf_rank": 0}, "pf_rank=0 must be a whole number of at least 1"),
         ({"pf_rank": True}, "pf_rank=True"),
     ],
 )
