@@ -43,6 +43,8 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# One thread: the tests' tensors are tiny, and on a busy machine threads wait for each other.
+test: export OMP_NUM_THREADS = 1
 test: export HF_HUB_OFFLINE = 1
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

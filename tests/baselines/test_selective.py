@@ -84,6 +84,11 @@ def scene(executor: Executor) -> Scene:
 
 
 @pytest.fixture(scope="module")
+def long(executor: Executor) -> Scene:
+    return make_scene(executor, query=120, output=60)
+
+
+@pytest.fixture(scope="module")
 def full_hit(executor: Executor) -> Scene:
     return make_scene(executor, tail=0)
 
@@ -120,8 +125,9 @@ def test_same_context_is_dense(method: Selective, executor: Executor) -> None:
 
 
 @methods(PART)
-def test_later_keys_do_not_reach_earlier_rows(method: Selective, scene: Scene) -> None:
-    cache = scene.sources.caches[OUT].cache
+def test_later_keys_do_not_reach_earlier_rows(method: Selective, long: Scene) -> None:
+    """Long enough that scattered rows are masked together, not run by run."""
+    scene, cache = long, long.sources.caches[OUT].cache
     other = replace(cache, k=cache.k + 1, v=cache.v - 1)
     _, run = scene.serve(method)
     _, perturbed = scene.with_cache(OUT, other).serve(method)
