@@ -11,6 +11,18 @@ from rich.console import Console
 
 from kvcmas.errors import UserError
 from repro.commands.analyze import app as analyze_app
+from repro.commands.options import (
+    Bench,
+    Data,
+    Held,
+    Model,
+    N,
+    Out,
+    ProfileName,
+    Set,
+    Trace,
+    Warm,
+)
 from repro.commands.traces import app as traces_app
 from repro.models.cli import app as models_app
 
@@ -28,22 +40,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(analyze_app, name="analyze")
 app.add_typer(bench_app, name="bench")
 
-Bench = Annotated[str, typer.Option("--bench", help="Benchmark, e.g. gsm8k.")]
-Model = Annotated[
-    str | None, typer.Option("--model", help="Registry name or a Transformers directory.")
-]
 Methods = Annotated[str | None, typer.Option("--methods", help="Comma-separated method names.")]
-ProfileName = Annotated[str, typer.Option("--profile", help="smoke, cpu or paper.")]
-Data = Annotated[
-    str | None,
-    typer.Option("--data", envvar="REPRO_DATA", help="hub, procedural, or a directory or file."),
-]
-Out = Annotated[Path, typer.Option("--out", help="Where run directories and tables go.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="key=value: a profile key, a method setting or method.setting."),
-]
-N = Annotated[int | None, typer.Option("--n", min=1, help="Number of samples.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Order of the samples.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells and stop.")]
 
@@ -70,13 +67,6 @@ def accuracy(
     run(Request(bench, methods, model, n, seed, profile, data, out, set_ or [], dry_run))
 
 
-Trace = Annotated[
-    Path | None, typer.Option("--trace", help="Recorded trace; recorded now if not given.")
-]
-Warm = Annotated[int | None, typer.Option("--warm", min=0, help="Workflows that fill the pools.")]
-Held = Annotated[
-    int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
-]
 Study = Annotated[
     str | None,
     typer.Option("--study", help="A named set of cells of the profile, e.g. estimators."),
