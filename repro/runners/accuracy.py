@@ -92,6 +92,10 @@ class Setup:
             "device": self.device,
             "max_new_tokens": self.max_new_tokens,
             "workflow": self.workload.workflow.name,
+            "messages": [
+                repr(self.workload.message(node, self.workload.workflow.consumes(node)))
+                for node in self.workload.workflow.nodes
+            ],
             "torch": env.environment()["packages"]["torch"],
             "transformers": env.environment()["packages"]["transformers"],
         }
