@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,9 @@ class RelayCaching(Selective):
         tau_dev: threshold of the value deviation, relative to the segment's mean.
         tau_inf: the same for the received attention.
         suffix: last tokens of a segment that are always selected, on the budget if there is one.
-        influence: use the received attention. Where a source has none, deviation decides alone.
+        influence: attention received from ``decode`` steps (Eq. 6), for a prompt's PH from those of
+            its first reader; from ``all`` later rows of that turn; or ``none``. Where a source has
+            none, deviation decides alone.
     """
 
     name: ClassVar[str] = "relaycaching"
@@ -61,7 +63,7 @@ class RelayCaching(Selective):
     tau_dev: float = 1.5
     tau_inf: float = 1.45
     suffix: int = 10
-    influence: bool = True
+    influence: Literal["decode", "all", "none"] = "decode"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +74,7 @@ class RelayCaching(Selective):
         require_at_least("tau_dev", self.tau_dev, 0)
         require_at_least("tau_inf", self.tau_inf, 0)
         require_count("suffix", self.suffix, 0)
-        require_choice("influence", self.influence, (True, False))
+        require_choice("influence", self.influence, ("decode", "all", "none"))
 
     @classmethod
     def for_rho(cls, rho: float, layers: int, span: Span, *, suffix: int = 10) -> RelayCaching:
@@ -97,14 +99,17 @@ class RelayCaching(Selective):
         if self.span is None:
             return Wants()
         start = self.span[0]
-        return Wants(hidden_layers=(start,) if start else (), received=self.influence)
+        return Wants(
+            hidden_layers=(start,) if start else (),
+            received=None if self.influence == "none" else self.influence,
+        )
 
     @property
     def reason(self) -> str:
         """See :class:`Selective`."""
         if self.span is None:
             return ""
-        return "deviation or influence" if self.influence else "deviation"
+        return "deviation" if self.influence == "none" else "deviation or influence"
 
     @property
     def deepest(self) -> int:
@@ -130,7 +135,7 @@ class RelayCaching(Selective):
                 rows = candidates.rows[inside]
                 score = _relative(deviation[inside], self.tau_dev)
                 received = fill.cache.received
-                if self.influence and received is not None:
+                if self.influence != "none" and received is not None:
                     at = rows - reused.prompt.rows(fill.segment).start
                     score = score.maximum(_relative(received.cpu()[at], self.tau_inf))
                 kept.append(rows[self._keep(score)])

@@ -223,13 +223,14 @@ class Wants:
     Attributes:
         sources: keep source caches between turns.
         hidden_layers: keep residual rows before these layers with each source cache.
-        received: keep with each source cache the attention that its tokens received.
+        received: keep with each source cache the attention that its tokens received from ``decode``
+            steps, or from ``all`` later rows, which costs the first turn time to its first token.
         background_reference: prepare context-free references before the turn's clock starts.
     """
 
     sources: bool = True
     hidden_layers: tuple[int, ...] = ()
-    received: bool = False
+    received: Literal["decode", "all"] | None = None
     background_reference: bool = False
 
 

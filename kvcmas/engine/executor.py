@@ -66,8 +66,7 @@ class Executor:
         Args:
             new_tokens: rows of the buffer kept free for decoding.
             hidden_layers: layers before which residual rows are kept in ``buffer.hidden``.
-            received: keep in ``buffer.received`` the attention that rows receive, also when the
-                buffer is extended.
+            received: see :meth:`collect_received`, from this prefill on.
             all_logits: logits of every row; all rows must be active in the last layer.
 
         Raises:
@@ -84,7 +83,7 @@ class Executor:
         buffer = self.new_buffer(len(prompt), new_tokens)
         self._relay_hidden(buffer, prompt, plan, hidden_layers)
         if received:
-            self._relay_received(buffer, prompt, plan)
+            self.collect_received(buffer, prompt, plan)
         wanted = torch.full((len(prompt),), all_logits)
         wanted[-1] = True
         ids = torch.tensor(prompt.ids, device=spec.device)
@@ -176,8 +175,11 @@ class Executor:
                     hidden[rows.start : rows.stop] = fill.cache.residual(layer)
             buffer.hidden[layer] = hidden
 
-    def _relay_received(self, buffer: Buffer, prompt: Prompt, plan: Plan) -> None:
-        """First-seen PH and the output collect; filled PH pass on what their source holds."""
+    def collect_received(self, buffer: Buffer, prompt: Prompt, plan: Plan) -> None:
+        """Keep in ``buffer.received`` the attention that executed queries give from now on.
+
+        First-seen PH and the output collect; filled PH pass on what their source holds.
+        """
         collecting = torch.ones(buffer.k.shape[2], dtype=torch.bool)
         for i, segment in enumerate(prompt.segments):
             rows = prompt.rows(i)

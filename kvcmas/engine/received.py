@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvcmas.engine.attention import Rows
 
-# Scores of one chunk: 64 MiB in fp32, whatever the context.
-SCORES = 1 << 24
+# Scores formed at a time: few enough for a processor's cache, more where launching kernels costs.
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 
 
 class Received:
@@ -27,7 +27,7 @@ class Received:
 
     def __init__(self, collecting: Tensor, device: torch.device) -> None:
         self.total = torch.zeros(len(collecting), device=device)
-        self._collecting = collecting.to(device)
+        self._weight = collecting.to(device, torch.float32)
         # Queries before the first collecting row cannot see any.
         self._first = int(collecting.int().argmax()) if collecting.any() else len(collecting)
 
@@ -43,19 +43,16 @@ class Received:
         if not self.reached_by(rows):
             return
         skipped = int(torch.searchsorted(rows.host, self._first))
-        keys = int(rows.host[-1]) + 1
-        step = max(1, SCORES // (q.shape[0] * keys))
-        k = k[:, :keys].float()
+        heads, _, dim = q.shape
+        groups, keys = k.shape[0], int(rows.host[-1]) + 1
+        q, k = q.float() * dim**-0.5, k[:, :keys].float().mT
+        step = max(1, SCORES.get(k.device.type, SCORES["cuda"]) // (heads * keys))
         for start in range(skipped, len(rows), step):
-            part = slice(start, start + step)
-            given = _given(q[:, part].float(), rows.positions[part], k)
-            self.total[:keys] += given.where(self._collecting[:keys], 0.0)
-
-
-def _given(q: Tensor, positions: Tensor, k: Tensor) -> Tensor:
-    """Attention weights per key, summed over heads and queries, ``[keys]``."""
-    groups, keys, dim = k.shape
-    scores = (q.reshape(groups, -1, dim) @ k.mT) * dim**-0.5
-    scores = scores.view(q.shape[0], len(positions), keys)
-    hidden = torch.arange(keys, device=k.device) > positions[:, None]
-    return scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1).sum(dim=(0, 1))
+            part = slice(start, min(start + step, len(rows)))
+            first, seen = int(rows.host[part.start]), int(rows.host[part.stop - 1]) + 1
+            scores = (q[:, part].reshape(groups, -1, dim) @ k[..., :seen]).view(heads, -1, seen)
+            # Keys up to the first query are seen by all.
+            late = torch.arange(first + 1, seen, device=k.device) > rows.positions[part, None]
+            scores[..., first + 1 :].masked_fill_(late, -torch.inf)
+            given = scores.softmax(dim=-1).sum(dim=(0, 1))
+            self.total[:seen].addcmul_(given, self._weight[:seen])

@@ -192,7 +192,7 @@ class Session:
             plan,
             new_tokens=room,
             hidden_layers=method.wants.hidden_layers,
-            received=method.wants.received,
+            received=method.wants.received == "all",
         )
         first = int(prefill.logits[0].argmax())
         t2 = engine.now()
@@ -201,6 +201,8 @@ class Session:
             engine.prefixes.learn(turn, prefill.buffer, engine.executor)
         t3 = engine.now()
         continuation = None
+        if method.wants.received == "decode":
+            engine.executor.collect_received(prefill.buffer, prompt, plan)
         if output is not None:
             ids, finish = tuple(output), "forced"
             if ids:

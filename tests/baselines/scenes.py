@@ -41,7 +41,10 @@ class Scene:
         plan = method.plan(self.turn, self.sources)
         wants = method.wants
         run = self.executor.run(
-            self.prompt, plan, hidden_layers=wants.hidden_layers, received=wants.received
+            self.prompt,
+            plan,
+            hidden_layers=wants.hidden_layers,
+            received=wants.received is not None,
         )
         return plan, run
 

@@ -104,10 +104,11 @@ def test_published_thresholds(
 
 def test_influence_can_be_left_out(scene: Scene) -> None:
     given = with_received(scene, torch.tensor([1.0] * 4 + [9.0] + [1.0] * 7))
-    method = RelayCaching(span=(1, 2, 3), suffix=0, influence=False)
+    method = RelayCaching(span=(1, 2, 3), suffix=0, influence="none")
     deviation = torch.linspace(0.1, 0.3, 12)
     assert 4 not in select(method, given, deviation)
-    assert not method.wants.received and RelayCaching(span=(1, 2, 3)).wants.received
+    assert method.wants.received is None
+    assert RelayCaching(span=(1, 2, 3)).wants.received == "decode"
 
 
 def test_fixed_budget_charges_the_suffix_first(scene: Scene) -> None:
@@ -131,7 +132,7 @@ def test_without_deviation_nothing_passes_a_threshold(scene: Scene) -> None:
 
 def test_thresholds_are_relative_to_each_segment(scene: Scene) -> None:
     """A segment that deviates much everywhere does not take the other's rows."""
-    method = RelayCaching(span=(1, 2, 3), suffix=0, influence=False)
+    method = RelayCaching(span=(1, 2, 3), suffix=0, influence="none")
     plan = method.plan(scene.turn, scene.sources)
     event = next(e for e in plan.events if isinstance(e, Select))
     rows, start = scene.shared_rows(), scene.prompt.rows(OUT).start
@@ -187,7 +188,7 @@ def test_budget_out_of_reach() -> None:
         {"tau_dev": -1},
         {"tau_inf": "high"},
         {"suffix": -1},
-        {"influence": "all"},
+        {"influence": True},
     ],
 )
 def test_illegal_settings(settings: dict[str, object]) -> None:

@@ -53,7 +53,8 @@ PART = [
     CacheBlend(ratio=0.4, scope="segment", gradual=True),
     RelayCaching(span=(1, 2, 3), suffix=2),
     RelayCaching(span=(1, 2, 2), suffix=2, ratio=0.4),
-    RelayCaching(span=(0, 2, 3), ratio=0.4, influence=False),
+    RelayCaching(span=(0, 2, 3), ratio=0.4, influence="none"),
+    RelayCaching(span=(1, 2, 3), ratio=0.4, influence="all"),
     EPIC(tokens=4),
 ]
 # Each ladder rebuilds more and more, from nothing to everything.

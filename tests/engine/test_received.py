@@ -50,6 +50,19 @@ def test_equals_the_sum_of_attention_weights(
         torch.testing.assert_close(got, expected[rows.start : rows.stop], atol=CLOSE, rtol=CLOSE)
 
 
+def test_decode_steps_alone(executor: Executor, hf: PreTrainedModel) -> None:
+    """Collecting from the first token on leaves the prompt's own queries out."""
+    plan = Plan.make(PROMPT)
+    run = executor.run(PROMPT, plan, new_tokens=len(OUTPUT))
+    executor.collect_received(run.buffer, PROMPT, plan)
+    for token in OUTPUT:
+        executor.extend(run.buffer, [token])
+    expected = attention(hf, [*PROMPT.ids, *OUTPUT])[len(PROMPT) :].sum(dim=0)
+    for rows in (PROMPT.rows(1), range(len(PROMPT), len(PROMPT) + len(OUTPUT))):
+        got = run.buffer.extract(rows).received
+        torch.testing.assert_close(got, expected[rows.start : rows.stop], atol=CLOSE, rtol=CLOSE)
+
+
 def test_filled_rows_pass_on_what_their_source_holds(executor: Executor) -> None:
     source = executor.run(PROMPT, Plan.make(PROMPT), received=True).buffer.extract(PROMPT.rows(1))
     later = Prompt((pf(random_ids(5, 4)), PROMPT.segments[1], PROMPT.segments[3], pf((9, 9, 9))))
@@ -76,7 +89,7 @@ def test_chunks_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     collecting = torch.arange(50) >= 13
     totals = []
     for scores in (1 << 24, 300, 1):
-        monkeypatch.setattr(received, "SCORES", scores)
+        monkeypatch.setitem(received.SCORES, "cpu", scores)
         collector = Received(collecting, torch.device("cpu"))
         collector.observe(q, rows, k)
         totals.append(collector.total)
