@@ -13,6 +13,7 @@ from kvcmas.engine.adapter import ModelAdapter
 from kvcmas.engine.attention import Rows, attend
 from kvcmas.engine.cache import Buffer, Origin
 from kvcmas.engine.contract import Candidates, Enter, Fill, Leave, Plan, Select
+from kvcmas.engine.inputs import InputRows
 from kvcmas.engine.received import Received
 from kvcmas.engine.segments import Prompt
 from kvcmas.errors import UserError
@@ -86,7 +87,7 @@ class Executor:
             self.collect_received(buffer, prompt, plan)
         wanted = torch.full((len(prompt),), all_logits)
         wanted[-1] = True
-        ids = torch.tensor(prompt.ids, device=spec.device)
+        inputs = InputRows(self.model, prompt)
         active = _Active(
             Rows(torch.empty(0, dtype=torch.long), spec.device),
             torch.empty(0, spec.hidden, dtype=spec.dtype, device=spec.device),
@@ -99,7 +100,7 @@ class Executor:
                 self._fill(buffer, prompt, fill, layer)
             for event in plan.events:
                 if isinstance(event, Enter) and event.layer == layer:
-                    self._enter(active, event, ids)
+                    self._enter(active, event, inputs)
             if not len(active.rows):
                 continue
             if layer in buffer.hidden:
@@ -208,12 +209,12 @@ class Executor:
             origin[:covered] = Origin.CORRECTED
         self.model.rope.align_(k, rows.start)
 
-    def _enter(self, active: _Active, event: Enter, ids: Tensor) -> None:
+    def _enter(self, active: _Active, event: Enter, inputs: InputRows) -> None:
         hidden = event.hidden
         if hidden is None:
             if event.layer > 0:
                 raise ValueError(f"rows enter at layer {event.layer} without residual rows")
-            hidden = self.model.embed(ids[event.rows.to(ids.device)])
+            hidden = inputs(event.rows)
         elif len(hidden) != len(event.rows):
             raise ValueError(f"{len(event.rows)} rows enter with {len(hidden)} residual rows")
         rows = torch.cat((active.rows.host, event.rows))

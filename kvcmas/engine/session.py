@@ -15,7 +15,7 @@ from kvcmas.engine.cache import Buffer, SegmentCache
 from kvcmas.engine.contract import Decision, Held, Method, Plan, State, Turn
 from kvcmas.engine.executor import Executor
 from kvcmas.engine.prefixes import PrefixStore
-from kvcmas.engine.segments import Prompt, Segment
+from kvcmas.engine.segments import Prompt, Segment, Visual
 from kvcmas.engine.workflow import Node, Workflow
 
 
@@ -135,7 +135,7 @@ class _Memory:
     """Shared memory of one workflow: who held each slot last, its cache, and references."""
 
     users: dict[str, str] = field(default_factory=dict)
-    ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    content: dict[str, tuple[tuple[int, ...], tuple[Visual, ...]]] = field(default_factory=dict)
     caches: dict[str, Held] = field(default_factory=dict)
     references: dict[str, SegmentCache] = field(default_factory=dict)
 
@@ -235,12 +235,14 @@ class Session:
         """The source cache of a slot, if anybody holds it."""
         return self._memory.caches.get(slot)
 
-    def reference(self, slot: str, ids: tuple[int, ...]) -> tuple[SegmentCache, int]:
+    def reference(
+        self, slot: str, ids: tuple[int, ...], visuals: tuple[Visual, ...] = ()
+    ) -> tuple[SegmentCache, int]:
         """Context-free reference of a slot and the tokens prefilled for it now."""
         prefix = self.engine.reference_prefix
         if slot in self._memory.references:
             return self._memory.references[slot], 0
-        parts = (Segment("PF", prefix), Segment("PF", ids))
+        parts = (Segment("PF", prefix), Segment("PF", ids, visuals=visuals))
         prompt = Prompt(parts)
         buffer = self.engine.executor.run(prompt, Plan.make(prompt)).buffer
         self._memory.references[slot] = buffer.extract(prompt.rows(1))
@@ -266,8 +268,9 @@ class Session:
 
     def _check_ids(self, prompt: Prompt) -> None:
         for i in prompt.shared():
-            slot, ids = prompt.slot(i), prompt.segments[i].ids
-            if self._memory.ids.setdefault(slot, ids) != ids:
+            slot, segment = prompt.slot(i), prompt.segments[i]
+            content = (segment.ids, segment.visuals)
+            if self._memory.content.setdefault(slot, content) != content:
                 raise ValueError(f"slot {slot} holds other tokens than this prompt")
 
     def _note_users(
@@ -280,7 +283,7 @@ class Session:
         users.update({prompt.slot(i): node.name for i in prompt.shared()})
         users[node.out_slot] = node.name
         if output:
-            self._memory.ids[node.out_slot] = output
+            self._memory.content[node.out_slot] = (output, ())
         return first, holders
 
     def _keep(self, node: Node, prompt: Prompt, output: tuple[int, ...], buffer: Buffer) -> None:
@@ -314,7 +317,7 @@ class _Sources:
 
     def reference(self, segment: int) -> SegmentCache:
         """See :class:`~kvcmas.engine.contract.Sources`."""
-        slot = self._prompt.slot(segment)
-        cache, tokens = self._session.reference(slot, self._prompt.segments[segment].ids)
+        slot, shared = self._prompt.slot(segment), self._prompt.segments[segment]
+        cache, tokens = self._session.reference(slot, shared.ids, shared.visuals)
         self.charged += tokens
         return cache
