@@ -85,17 +85,22 @@ class HubSource:
 
 @dataclass(frozen=True)
 class GeneratedSource:
-    """A tiny model with seeded random weights, built on the spot (see ``repro.models.tiny``)."""
+    """A small model with seeded random weights, built on the spot (see ``repro.models.tiny``).
+
+    ``shape`` is ``tiny`` for tests or ``bench`` for timing at long contexts.
+    """
 
     architecture: Literal["llama", "qwen2"]
     seed: int
+    shape: Literal["tiny", "bench"] = "tiny"
     kind: ClassVar[Literal["generated"]] = "generated"
     scratch_bytes: ClassVar[int] = 0
 
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the built files, as JSON."""
-        return {"kind": self.kind, "architecture": self.architecture, "seed": self.seed}
+        recipe = {"kind": self.kind, "architecture": self.architecture, "seed": self.seed}
+        return recipe if self.shape == "tiny" else {**recipe, "shape": self.shape}
 
 
 Source = LocalSource | PackageSource | HubSource | GeneratedSource

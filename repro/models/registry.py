@@ -162,6 +162,18 @@ _ENTRIES = (
         stands_in_for="",
         description="Random weights for tests: non-zero biases on queries, keys and values.",
     ),
+    ModelEntry(
+        name="bench-llama",
+        sources=(GeneratedSource("llama", seed=20_262, shape="bench"),),
+        licence="Apache-2.0",
+        architecture="llama",
+        dtype="float32",
+        parameters="3.2M",
+        context_length=40_960,
+        disk_bytes=13_000_000,
+        stands_in_for="",
+        description="Random weights for timing at 2K to 32K: 12 layers, 2 KV heads of 64.",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
-"""Tiny models with random weights: what a real one has in structure, in a few megabytes.
+"""Small models with random weights: what a real one has in structure, in a few megabytes.
 
-They serve tests and dry runs. Weights, norms and biases are large enough that attention depends on
-the context and that leaving out a norm weight or a bias shows.
+The tiny ones serve tests and dry runs, the bench one timing at long contexts, where weights do not
+matter but layers do. Weights, norms and biases are large enough that attention depends on the
+context and that leaving out a norm weight or a bias shows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 BOS, TURN_START, TURN_END = "<|bos|>", "<|im_start|>", "<|im_end|>"
 
 _CONTEXT = 4096
+_BENCH_CONTEXT = 40_960
 _WEIGHT_STD = 0.08
 _BIAS_STD = 0.5
 _NORM_STD = 0.1
@@ -31,7 +33,7 @@ _CHATML = (
 
 
 def write_tiny(source: GeneratedSource, output: Path) -> None:
-    """Write the model of ``source`` with its tokenizer into ``output`` (about 10 MB).
+    """Write the model of ``source`` with its tokenizer into ``output`` (10 to 13 MB).
 
     The same source gives the same bytes. PyTorch's global random state is left as it was.
     """
@@ -40,8 +42,9 @@ def write_tiny(source: GeneratedSource, output: Path) -> None:
 
     from repro.models.loading import quiet_transformers
 
-    tokenizer = byte_tokenizer(with_bos=source.architecture == "llama")
-    config = _config(source.architecture, tokenizer)
+    context = _CONTEXT if source.shape == "tiny" else _BENCH_CONTEXT
+    tokenizer = byte_tokenizer(with_bos=source.architecture == "llama", context=context)
+    config = _config(source, tokenizer)
     model_class = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[source.architecture]
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         model = model_class(config)
@@ -51,7 +54,7 @@ def write_tiny(source: GeneratedSource, output: Path) -> None:
         tokenizer.save_pretrained(output)
 
 
-def byte_tokenizer(*, with_bos: bool) -> PreTrainedTokenizerBase:
+def byte_tokenizer(*, with_bos: bool, context: int = _CONTEXT) -> PreTrainedTokenizerBase:
     """Return a tokenizer with one token per byte, special tokens and a ChatML chat template.
 
     Ids 0 to 2 are the special tokens, 3 + b is byte b. Opened from the directory of a Qwen2 model
@@ -60,6 +63,7 @@ def byte_tokenizer(*, with_bos: bool) -> PreTrainedTokenizerBase:
     Args:
         with_bos: Let the chat template open with the BOS token, as Llama 3.1's does. The tokenizer
             itself never adds one.
+        context: Longest input, in tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -77,7 +81,7 @@ def byte_tokenizer(*, with_bos: bool) -> PreTrainedTokenizerBase:
         eos_token=TURN_END,
         pad_token=TURN_END,
         additional_special_tokens=[TURN_START],
-        model_max_length=_CONTEXT,
+        model_max_length=context,
         chat_template=("{{ bos_token }}" if with_bos else "") + _CHATML,
     )
 
@@ -91,26 +95,46 @@ def _byte_letter(byte: int) -> str:
     return chr(256 + sum(1 for other in range(byte) if other not in printable))
 
 
-def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    from transformers import LlamaConfig, Qwen2Config
-
-    shape = {
-        "vocab_size": len(tokenizer),
+# Twelve layers, because on four the two layers that CacheBlend executes in full would decide how the
+# methods rank.
+_SHAPES = {
+    "tiny": {
         "hidden_size": 256,
         "intermediate_size": 512,
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "head_dim": 32,
-        "max_position_embeddings": _CONTEXT,
+    },
+    "bench": {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+}
+
+
+def _config(source: GeneratedSource, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    from transformers import LlamaConfig, Qwen2Config
+
+    shape = {
+        **_SHAPES[source.shape],
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": tokenizer.model_max_length,
         "initializer_range": _WEIGHT_STD,
         "tie_word_embeddings": False,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if architecture == "qwen2":
+    if source.architecture == "qwen2":
         return Qwen2Config(**shape, rope_parameters={"rope_type": "default", "rope_theta": 10_000})
+    if source.shape == "bench":
+        rope = {"rope_type": "default", "rope_theta": 500_000.0}
+        return LlamaConfig(**shape, rope_parameters=rope)
     # An original context of 512 puts rotary frequencies into all three bands of the scaling rule.
     scaling = {
         "rope_type": "llama3",

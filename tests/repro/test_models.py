@@ -180,8 +180,8 @@ def test_malformed_config_is_refused(tiny_copy: Path) -> None:
 # Tiny models
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_tiny_models_are_reproducible(
+@pytest.mark.parametrize("name", (*TINY, "bench-llama"))
+def test_generated_models_are_reproducible(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     revisions = []
@@ -221,6 +221,16 @@ def test_tiny_llama_has_grouped_queries_and_every_rope_band(cache: Path) -> None
     factor = config.rope_parameters["factor"]
     kept, divided = torch.isclose(ratio, torch.ones(())), torch.isclose(ratio, torch.tensor(factor))
     assert kept.any() and divided.any() and (~kept & ~divided).any()
+
+
+def test_bench_llama_holds_the_longest_context_and_keeps_layers(cache: Path) -> None:
+    model, tokenizer = load(resolve("bench-llama"))
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size) == (12, 128)
+    assert config.num_key_value_heads * config.head_dim == 128
+    assert tokenizer.model_max_length == config.max_position_embeddings >= 40_960
+    weight = model.model.layers[5].self_attn.v_proj.weight
+    assert weight.std() > 0.05, "saved weights of a real range, nothing that an engine makes up"
 
 
 def test_tiny_qwen2_has_biases_on_queries_keys_and_values(cache: Path) -> None:
