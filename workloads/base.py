@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from kvcmas.engine.workflow import Node, Workflow
 
-DataSource = Literal["hub", "local", "procedural"]
+# package: the benchmark's own file, taken from a pinned wheel of the Python package index.
+DataSource = Literal["hub", "local", "package", "procedural"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,16 @@ class Message:
 
 @dataclass(frozen=True)
 class Score:
-    """Outcome of one sample. ``failure`` says why no answer was read; then it is not correct."""
+    """Outcome of one sample. ``failure`` says why no answer was read; then it is not correct.
+
+    ``notes`` are kept with the sample: JSON-able, the same in every repetition.
+    """
 
     correct: bool
     extracted: str | None
     expected: str
     failure: str | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Workload(Protocol):
@@ -79,6 +84,11 @@ class Workload(Protocol):
     @property
     def name(self) -> str:
         """The registry's name of the workload."""
+        ...
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Display names of its agents, in the order of their numbers."""
         ...
 
     @property
@@ -94,10 +104,27 @@ class Workload(Protocol):
         """The words of ``node``; ``filled`` names the slots that hold text now, in prompt order."""
         ...
 
-    def observe(self, node: Node, output: str) -> str | None:
-        """Task observation made from an agent's output (slot ``obs{k}``), or None."""
+    def observe(self, node: Node, output: str, sample: Sample) -> str | None:
+        """Task observation made from an agent's output (slot ``obs{k}``), or None.
+
+        Nothing of ``sample.answer`` may show in it.
+        """
         ...
 
     def score(self, sample: Sample, final_output: str) -> Score:
         """Score the last agent's text."""
+        ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A workload whose answer is one of a few texts, which the harness ranks by likelihood."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What the last agent could reply, e.g. four letters."""
+        ...
+
+    def choose(self, sample: Sample, final_output: str, likelihoods: Sequence[float]) -> Score:
+        """Score with the log-likelihood (nats) of each choice as the last agent's reply."""
         ...

@@ -63,8 +63,8 @@ def read_hub(source: HubSource, split: str, parse: Parse) -> list[Sample]:
     ]
 
 
-def find_file(data: str | Path, names: Sequence[str]) -> Path:
-    """``data`` itself if it is a file, else the first of ``names`` in that directory.
+def find_file(data: str | Path, bench: str, names: Sequence[str]) -> Path:
+    """``data`` itself if it is a file, else the first of ``names`` in it or its folder ``bench``.
 
     Raises:
         UserError: nothing is there.
@@ -74,9 +74,10 @@ def find_file(data: str | Path, names: Sequence[str]) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"no such data file or directory: {path}")
-    for name in names:
-        if (path / name).is_file():
-            return path / name
+    for folder in (path, path / bench):
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
     raise UserError(f"{path} has no {' or '.join(names)}")
 
 

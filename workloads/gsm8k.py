@@ -66,6 +66,11 @@ class GSM8K:
         """The registry's name of the workload."""
         return "gsm8k"
 
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the four agents."""
+        return tuple(role.name for role in PROMPTS[self.prompts])
+
     @cached_property
     def workflow(self) -> Workflow:
         """The graph over the four agents."""
@@ -95,7 +100,7 @@ class GSM8K:
 
         if data == "hub":
             return dataset(read_hub(HUB, _GSM8K_SPLITS[split], sample), "hub", str(HUB))
-        path = find_file(data, (f"{_GSM8K_SPLITS[split]}.jsonl",))
+        path = find_file(data, self.name, (f"{_GSM8K_SPLITS[split]}.jsonl",))
         return dataset(read_jsonl(path, _FIELDS, sample), "local", path.name)
 
     def message(self, node: Node, filled: Sequence[str]) -> Message:
@@ -108,7 +113,7 @@ class GSM8K:
         role = roles[node.agent]
         return Message(role.system, (*user, Text(f"\n\n{role.instruction}")))
 
-    def observe(self, node: Node, output: str) -> str | None:
+    def observe(self, node: Node, output: str, sample: Sample) -> str | None:
         """What the Programming Expert's program printed, or how it failed; None without one."""
         if node.agent != CODER or (code := extract_code(output)) is None:
             return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcmas.engine.session import Engine, TurnResult
 from kvcmas.engine.workflow import QUERY, Node
-from workloads.base import Sample, Score, Workload
+from repro.runners.likelihood import Likelihood, likelihoods
+from workloads.base import Choosing, Sample, Score, Workload
 from workloads.chat import ChatFormat
 
 
@@ -24,11 +25,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A sample's turns in order, and its score."""
+    """A sample's turns in order, its score, and the likelihoods of the replies asked about."""
 
     sample: Sample
     steps: tuple[Step, ...]
     score: Score
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Runner:
     """Runs samples of one workload on one engine.
 
     Attributes:
+        max_new_tokens: limit of every turn.
+        final_tokens: limit of the last turn, where it is another one.
         before_turn: called before each turn (memory counters are reset there).
         after_turn: called with each turn's result.
     """
@@ -60,30 +64,43 @@ class Runner:
     workload: Workload
     chat: ChatFormat
     max_new_tokens: int
+    final_tokens: int | None = None
     before_turn: Callable[[Node], None] = field(default=lambda node: None)
     after_turn: Callable[[TurnResult], None] = field(default=lambda result: None)
 
     def run(
-        self, sample: Sample, replay: Replay | None = None, accept: bool | None = None
+        self,
+        sample: Sample,
+        replay: Replay | None = None,
+        accept: bool | None = None,
+        replies: Sequence[str] = (),
     ) -> Trajectory:
         """All turns of ``sample``.
 
         ``accept`` decides every gate beforehand: True accepts, False refuses (pool warm-up).
+        ``replies`` are texts whose likelihood as the last agent's reply is wanted; a workload that
+        chooses brings its own, and is scored by them.
         """
+        choosing = self.workload if isinstance(self.workload, Choosing) and not replies else None
+        texts = choosing.choices if choosing else replies
+        wanted = [self.chat.encode_shared(text) for text in texts]
         session = self.engine.session(self.workload.workflow, sample.id)
         fills = {QUERY: self.chat.encode_shared(sample.question)}
+        nodes = self.workload.workflow.nodes
         steps = []
-        for node in self.workload.workflow.nodes:
+        for node in nodes:
+            last = node is nodes[-1]
             filled = [s for s in self.workload.workflow.consumes(node) if s in fills]
             prompt = self.chat.segments(self.workload.message(node, filled), fills)
             self.before_turn(node)
             result = session.run(
                 node,
                 prompt,
-                max_new_tokens=self.max_new_tokens,
+                max_new_tokens=self._limit(wanted) if last else self.max_new_tokens,
                 stop_ids=tuple(self.chat.stop_ids),
                 output=None if replay is None else replay.outputs[node.name],
                 force=None if accept is None else dict.fromkeys(prompt.shared(), accept),
+                keep_buffer=last and any(len(reply) > 1 for reply in wanted),
             )
             self.after_turn(result)
             text = self.chat.decode(result.output)
@@ -91,10 +108,21 @@ class Runner:
             if replay is not None:
                 observation = replay.observations[node.name]
             else:
-                observation = self.workload.observe(node, text)
+                observation = self.workload.observe(node, text, sample)
             steps.append(Step(result, text, observation, time.perf_counter() - start))
             if result.output:
                 fills[node.out_slot] = result.output
             if observation:
                 fills[node.obs_slot] = self.chat.encode_shared(observation)
-        return Trajectory(sample, tuple(steps), self.workload.score(sample, steps[-1].text))
+        final = steps[-1]
+        found = likelihoods(self.engine.executor, final.result, wanted)
+        if choosing:
+            score = choosing.choose(sample, final.text, [one.nats for one in found])
+        else:
+            score = self.workload.score(sample, final.text)
+        return Trajectory(sample, tuple(steps), score, found)
+
+    def _limit(self, replies: Sequence[tuple[int, ...]]) -> int:
+        """Tokens of the last turn, whose buffer needs room for the replies."""
+        limit = self.max_new_tokens if self.final_tokens is None else self.final_tokens
+        return max((limit, *map(len, replies)))

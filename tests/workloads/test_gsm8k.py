@@ -8,6 +8,7 @@ from workloads.gsm8k_prompts import CODER, PROMPTS
 from workloads.sandbox import Execution, Isolation, Limits, Status
 
 CODER_NODE = GSM8K().workflow["A2"]
+SAMPLE = Sample("s", "How many?", "42")
 
 
 def words(message: Message) -> str:
@@ -58,22 +59,22 @@ def test_later_rounds_know_their_writers() -> None:
 
 
 def test_the_program_is_run_and_its_result_observed() -> None:
-    assert GSM8K().observe(CODER_NODE, "```python\nprint(6 * 7)\n```") == "42"
-    assert GSM8K().observe(CODER_NODE, "```python\nprint(6 * 7)\nprint(") == (
+    assert GSM8K().observe(CODER_NODE, "```python\nprint(6 * 7)\n```", SAMPLE) == "42"
+    assert GSM8K().observe(CODER_NODE, "```python\nprint(6 * 7)\nprint(", SAMPLE) == (
         "nothing, it failed with SyntaxError"
     )
-    assert GSM8K().observe(CODER_NODE, "```python\nx = 6\n```") == "nothing"
+    assert GSM8K().observe(CODER_NODE, "```python\nx = 6\n```", SAMPLE) == "nothing"
 
 
 def test_only_programs_of_the_programming_expert_are_run() -> None:
     assert CODER_NODE.agent == CODER
-    assert GSM8K().observe(CODER_NODE, "The answer is 42.") is None
-    assert GSM8K().observe(Node(0), "```python\nprint(6 * 7)\n```") is None
+    assert GSM8K().observe(CODER_NODE, "The answer is 42.", SAMPLE) is None
+    assert GSM8K().observe(Node(0), "```python\nprint(6 * 7)\n```", SAMPLE) is None
 
 
 def test_an_observation_is_cut() -> None:
     workload = GSM8K(observation_chars=10)
-    assert workload.observe(CODER_NODE, "```\nprint('ab' * 99)\n```") == "ababababab"
+    assert workload.observe(CODER_NODE, "```\nprint('ab' * 99)\n```", SAMPLE) == "ababababab"
 
 
 def test_an_observation_is_the_same_in_every_run() -> None:
@@ -81,14 +82,14 @@ def test_an_observation_is_the_same_in_every_run() -> None:
         "```\nprint(lambda: 0, {'a', 'b', 'c'}, hash('x'))\n"
         "import random\nprint(random.random())\n```"
     )
-    first, second = (GSM8K().observe(CODER_NODE, program) for _ in range(2))
+    first, second = (GSM8K().observe(CODER_NODE, program, SAMPLE) for _ in range(2))
     assert first == second
     assert first is not None and "0x..." in first
 
 
 def test_a_program_that_hangs_is_reported() -> None:
     workload = GSM8K(limits=Limits(wall_s=0.5))
-    result = workload.observe(CODER_NODE, "```\nwhile True: pass\n```")
+    result = workload.observe(CODER_NODE, "```\nwhile True: pass\n```", SAMPLE)
     assert result == "nothing, it took too long"
 
 
