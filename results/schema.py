@@ -7,6 +7,7 @@ written is what is read.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -29,10 +30,61 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 RunKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Action = Literal["dense", "reuse", "correct", "recompute"]
 DataLabel = Literal["hub", "local", "procedural"]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ServeInfo(_Record):
+    """The cell of a serving run: one method under one load. QPS is agent requests per second."""
+
+    mode: Literal["real"] = "real"
+    """Methods splice, execute and correct real caches."""
+    layout: str
+    """Of the trace: "T" or "L0" (generated), "recorded"."""
+    shared_tokens: PositiveInt
+    output_tokens: PositiveInt
+    """Tokens of the shared span and of each output, before ``scale`` divides them."""
+    agents: PositiveInt
+    scale: PositiveFloat
+    arrival: Literal["even", "poisson", "workflow", "azure"]
+    qps: NonNegativeFloat
+    """As asked for; 0 is a single stream."""
+    time_scale: PositiveFloat
+    """Seconds here that stand for one second of the paper's machine; 1 is the raw rate."""
+    capacity: PositiveFloat
+    """Requests per second that NonShared serves here, one after another."""
+    clock: Literal["virtual", "wall"]
+    decode: bool
+    """Outputs were decoded; else requests end with their first token, as in the paper."""
+    slo_ttft_s: PositiveFloat | None = None
+    slo_inter_token_s: PositiveFloat | None = None
+    rho: Share
+    """Reuse ratio of the delta methods in this comparison."""
+    rho_kind: Literal["none", "all", "controlled", "budget", "gate"]
+    """Nothing is reused; everything; a schedule of dense transitions; a share recomputed; gates."""
+    rho_method: Share | None
+    """What this method was set to, for instance 0.9 where selective methods face 0.8."""
+    schedule: dict[str, JsonValue]
+    work_bound: PositiveFloat | None
+    """Speed-up over NonShared if prompt tokens were all that costs; None under gates."""
+    pool: str
+    """Name of the warm pool the cell started from; "fresh" for an empty one."""
+    pool_entries: NonNegativeInt
+    warm_up_requests: NonNegativeInt
+    """Discarded requests before the first cell of this shape."""
+    memory_needed_bytes: NonNegativeInt
+    """Estimated: weights, live caches and full pools."""
+    memory_limit_bytes: PositiveInt
+    out_of_memory: bool = False
+    """The estimate is above the limit, so nothing was run."""
+
+    @property
+    def qps_here(self) -> float:
+        """Requests per second on this machine's clock."""
+        return self.qps / self.time_scale
 
 
 class RunInfo(_Record):
@@ -42,7 +94,7 @@ class RunInfo(_Record):
     run_key: RunKey
     created: AwareDatetime
     kind: str
-    """What was run: "accuracy", "fidelity", "bench", ..."""
+    """What was run: "accuracy", "fidelity", "serve", ..."""
     bench: str
     data: DataLabel
     data_sha256: Sha256
@@ -69,9 +121,21 @@ class RunInfo(_Record):
     max_new_tokens: PositiveInt
     workflow: str
     profile: str
+    image_processor: str | None = None
+    """What turned images and frames into the vision tower's input; None where there were none."""
+    missing: tuple[str, ...] = ()
+    """Samples left out because their image or clip was not there."""
     environment: dict[str, JsonValue]
     """The environment record; its key "git_commit" goes into table footers."""
     command: str
+    serve: ServeInfo | None = None
+    """Runs of kind "serve" only."""
+
+    @model_validator(mode="after")
+    def _serving_has_its_cell(self) -> Self:
+        if (self.kind == "serve") != (self.serve is not None):
+            raise ValueError("a run of kind serve, and no other, says what it served")
+        return self
 
     @property
     def git_commit(self) -> str | None:
@@ -281,8 +345,59 @@ class FidelityRecord(ExecutedTurn):
         return self
 
 
+class RequestRecord(ExecutedTurn):
+    """One agent request under load. Times are seconds on the cell's clock, which starts at 0."""
+
+    kind: Literal["request"] = "request"
+    ttft_s: PositiveFloat
+    arrival_s: NonNegativeFloat
+    """Intended arrival; the request may have been handed to the engine later."""
+    released_s: NonNegativeFloat
+    """When the last source it reads was there; the arrival if none was missing."""
+    started_s: NonNegativeFloat
+    finished_s: NonNegativeFloat
+    inter_token_s: tuple[NonNegativeFloat, ...] = ()
+    """Decoding only: gaps between the tokens of the output."""
+    fallback: str | None = None
+    """Why the engine served it densely against the method's plan."""
+
+    @property
+    def queue_s(self) -> float:
+        """Intended arrival to start of execution."""
+        return self.started_s - self.arrival_s
+
+    @model_validator(mode="after")
+    def _times_in_order(self) -> Self:
+        times = (
+            self.arrival_s,
+            self.released_s,
+            self.started_s,
+            self.arrival_s + self.ttft_s,
+            self.finished_s,
+        )
+        if any(later < earlier - 1e-6 for earlier, later in pairwise(times)):
+            raise ValueError(f"arrival, release, start, first token, end are out of order: {times}")
+        return self
+
+
+class LostRequest(_Record):
+    """A request without an answer. It counts, and no percentile hides it."""
+
+    kind: Literal["lost"] = "lost"
+    run_key: RunKey
+    sample_id: str
+    sample_index: NonNegativeInt
+    node: str
+    turn_index: NonNegativeInt
+    prompt_sha256: Sha256
+    arrival_s: NonNegativeFloat | None
+    """None if it was waiting for a turn that never ended."""
+    state: Literal["failed", "unfinished"]
+    reason: str
+
+
 class SampleRecord(_Record):
-    """One benchmark question, written after the last of its turns."""
+    """One benchmark question or served workflow, written after the last of its turns."""
 
     kind: Literal["sample"] = "sample"
     run_key: RunKey

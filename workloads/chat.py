@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from kvcmas.engine.segments import Prompt, Segment, pf, ph
+from kvcmas.engine.segments import Prompt, Segment, Visual, pf, ph
 from kvcmas.errors import UserError
 from workloads.base import Message, Slot, Text
 
@@ -52,8 +53,8 @@ class ChatFormat:
             raise UserError(
                 f"{_name(tokenizer)} has no chat template; use an instruction-tuned model"
             )
-        head, middle, tail = _cut(tokenizer)
-        chat = cls(tokenizer, head, middle, tail, _stop_ids(tokenizer, eos_ids))
+        content, (head, middle, tail) = _cut(tokenizer)
+        chat = cls(tokenizer, head, middle, tail, _stop_ids(tokenizer, content, eos_ids))
         chat._check_joins()
         return chat
 
@@ -75,9 +76,15 @@ class ChatFormat:
             raise TypeError("one sequence of ids was decoded, several texts came back")
         return text
 
-    def segments(self, message: Message, fills: Mapping[str, tuple[int, ...]]) -> Prompt:
+    def segments(
+        self,
+        message: Message,
+        fills: Mapping[str, tuple[int, ...]],
+        visuals: Mapping[str, tuple[Visual, ...]] | None = None,
+    ) -> Prompt:
         """The prompt of ``message`` up to the reply. ``fills`` holds the ids of each slot it names.
 
+        ``visuals`` are the images and videos among a slot's ids, where it has any.
         Neighbouring texts are joined with the template's own text and tokenised as one PF segment.
         Empty texts leave no segment; an empty fill leaves an empty PH segment.
 
@@ -94,7 +101,8 @@ class ChatFormat:
                 raise ValueError(
                     f"nothing fills slot {piece.name!r}; filled: {', '.join(fills) or 'none'}"
                 )
-            segments += [*self._own(pending), ph(piece.name, fills[piece.name])]
+            seen = (visuals or {}).get(piece.name, ())
+            segments += [*self._own(pending), ph(piece.name, fills[piece.name], seen)]
             pending = ""
         return Prompt((*segments, *self._own(pending)))
 
@@ -121,17 +129,31 @@ class ChatFormat:
             )
 
 
-def _cut(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
-    """Head, middle and tail of the template."""
-    user = {"role": "user", "content": USER_MARK}
-    system = {"role": "system", "content": SYSTEM_MARK}
-    try:
-        if pieces := _split(_rendered(tokenizer, [system, user]), SYSTEM_MARK, USER_MARK):
-            return pieces[0], pieces[1], pieces[2]
-    except TemplateError:
-        pass  # the template refuses the system role
-    if pieces := _split(_rendered(tokenizer, [user]), USER_MARK):
-        return pieces[0], "\n\n", pieces[1]
+# How a message's text is handed to a template: most take a text, those of vision-language models
+# often a list of parts.
+Content = Callable[[str], Any]
+
+
+def _plain(text: str) -> str:
+    return text
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _cut(tokenizer: PreTrainedTokenizerBase) -> tuple[Content, tuple[str, str, str]]:
+    """How the template takes texts, and its head, middle and tail."""
+    for content in (_plain, _parts):
+        user = {"role": "user", "content": content(USER_MARK)}
+        system = {"role": "system", "content": content(SYSTEM_MARK)}
+        try:
+            if pieces := _split(_rendered(tokenizer, [system, user]), SYSTEM_MARK, USER_MARK):
+                return content, (pieces[0], pieces[1], pieces[2])
+        except TemplateError:
+            pass  # the template refuses the system role
+        if pieces := _split(_rendered(tokenizer, [user]), USER_MARK):
+            return content, (pieces[0], "\n\n", pieces[1])
     raise UserError(f"the chat template of {_name(tokenizer)} changes or repeats its messages")
 
 
@@ -139,12 +161,17 @@ def _name(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.name_or_path or "the model"
 
 
-def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> frozenset[int]:
+def _stop_ids(
+    tokenizer: PreTrainedTokenizerBase, content: Content, eos_ids: Iterable[int]
+) -> frozenset[int]:
     """The given ids, the tokenizer's EOS and the control token that follows a reply."""
     ids = set(eos_ids)
     if isinstance(tokenizer.eos_token_id, int):
         ids.add(tokenizer.eos_token_id)
-    turns = [{"role": "user", "content": USER_MARK}, {"role": "assistant", "content": REPLY_MARK}]
+    turns = [
+        {"role": "user", "content": content(USER_MARK)},
+        {"role": "assistant", "content": content(REPLY_MARK)},
+    ]
     after = _rendered(tokenizer, turns, reply=False).partition(REPLY_MARK)[2]
     control = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids.update([i for i in tokenizer.encode(after, add_special_tokens=False) if i in control][:1])
@@ -152,7 +179,7 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> fro
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], reply: bool = True
+    tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, Any]], reply: bool = True
 ) -> str:
     text = tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=reply, date_string=_DATE

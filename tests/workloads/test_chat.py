@@ -4,11 +4,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from kvcmas.engine.segments import Visual
 from kvcmas.errors import UserError
 from workloads.base import Message, Slot, Text
 from workloads.chat import REPLY_MARK, SYSTEM_MARK, USER_MARK, ChatFormat
@@ -187,6 +189,28 @@ def test_a_tokenizer_whose_pieces_do_not_join_is_refused() -> None:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
     with pytest.raises(UserError, match="where segments join"):
         ChatFormat.from_tokenizer(tokenizer)
+
+
+def test_a_template_that_takes_lists_of_parts() -> None:
+    """Those of vision-language models pick images first, then texts, out of a message's parts."""
+    parts = "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}"
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n" + parts + "{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert ChatFormat.from_tokenizer(byte_level(template)).sha256 == CHATS["chatml"].sha256
+    assert ChatFormat.from_tokenizer(byte_level(template)).stop_ids == CHATS["chatml"].stop_ids
+
+
+def test_a_slot_keeps_its_images() -> None:
+    image = Visual(1, torch.zeros(2, 4), "a" * 64)
+    prompt = CHATS["chatml"].segments(
+        Message("a", (Slot("q"), Text("b"))), {"q": (1, 2, 2, 3)}, {"q": (image,)}
+    )
+    (shared,) = prompt.shared()
+    assert prompt.segments[shared].visuals == (image,)
+    start = prompt.rows(shared).start
+    assert prompt.visuals == ((range(start + 1, start + 3), image),)
 
 
 def test_the_hash_follows_the_template() -> None:
