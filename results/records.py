@@ -29,8 +29,11 @@ from results.schema import (
     FidelityEdge,
     FidelityRecord,
     FirstToken,
+    LostRequest,
+    RequestRecord,
     RunInfo,
     SampleRecord,
+    ServeInfo,
     TurnRecord,
 )
 
@@ -42,11 +45,14 @@ __all__ = [
     "FidelityEdge",
     "FidelityRecord",
     "FirstToken",
+    "LostRequest",
+    "RequestRecord",
     "Row",
     "Run",
     "RunInfo",
     "RunWriter",
     "SampleRecord",
+    "ServeInfo",
     "TurnRecord",
     "TurnRow",
     "normalised",
@@ -58,12 +64,25 @@ __all__ = [
 RUN_FILE = "run.json"
 ROWS_FILE = "records.jsonl"
 
-TurnRow = TurnRecord | FidelityRecord
+TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest
 Row = TurnRow | SampleRecord
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])
 
 # What a repetition of the same run may change; everything else has to come out the same.
-_VOLATILE = frozenset({"ttft_s", "e2e_s", "times_s", "ttft_mean_s", "peak_memory_bytes"})
+_VOLATILE = frozenset(
+    {
+        "ttft_s",
+        "e2e_s",
+        "times_s",
+        "ttft_mean_s",
+        "peak_memory_bytes",
+        "arrival_s",
+        "released_s",
+        "started_s",
+        "finished_s",
+        "inter_token_s",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,10 @@ class Run:
     samples: tuple[SampleRecord, ...]
     fidelity: tuple[FidelityRecord, ...] = ()
     """Turns replayed on a recorded trajectory."""
+    requests: tuple[RequestRecord, ...] = ()
+    """Requests answered under load."""
+    lost: tuple[LostRequest, ...] = ()
+    """Requests that were not."""
     directory: Path | None = None
 
     @property
@@ -191,6 +214,8 @@ def read_run(directory: Path) -> Run:
         turns=tuple(turn for turn in turns if isinstance(turn, TurnRecord)),
         samples=tuple(block.sample for block in blocks),
         fidelity=tuple(turn for turn in turns if isinstance(turn, FidelityRecord)),
+        requests=tuple(turn for turn in turns if isinstance(turn, RequestRecord)),
+        lost=tuple(turn for turn in turns if isinstance(turn, LostRequest)),
         directory=directory,
     )
 

@@ -95,8 +95,8 @@ def _byte_letter(byte: int) -> str:
     return chr(256 + sum(1 for other in range(byte) if other not in printable))
 
 
-# Twelve layers, because on four the two layers that CacheBlend executes in full would decide how the
-# methods rank.
+# Twelve layers, because on four the two layers that CacheBlend executes in full would decide how
+# the methods rank.
 _SHAPES = {
     "tiny": {
         "hidden_size": 256,
