@@ -14,7 +14,7 @@ from repro.models.entries import (
     Source,
     WheelMember,
 )
-from repro.models.loading import load
+from repro.models.loading import load, load_image_processor
 from repro.models.registry import DEFAULT_MODEL, get_entry, list_models
 from repro.models.resolve import ResolvedModel, is_cached, resolve
 
@@ -32,5 +32,6 @@ __all__ = [
     "is_cached",
     "list_models",
     "load",
+    "load_image_processor",
     "resolve",
 ]

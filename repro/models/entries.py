@@ -85,12 +85,13 @@ class HubSource:
 
 @dataclass(frozen=True)
 class GeneratedSource:
-    """A small model with seeded random weights, built on the spot (see ``repro.models.tiny``).
+    """A small model with seeded random weights, built on the spot.
 
-    ``shape`` is ``tiny`` for tests or ``bench`` for timing at long contexts.
+    ``shape`` is ``tiny`` for tests or ``bench`` for timing at long contexts. See
+    ``repro.models.tiny``, and ``repro.models.tiny_vision`` for ``llava_onevision``.
     """
 
-    architecture: Literal["llama", "qwen2"]
+    architecture: Literal["llama", "qwen2", "llava_onevision"]
     seed: int
     shape: Literal["tiny", "bench"] = "tiny"
     kind: ClassVar[Literal["generated"]] = "generated"

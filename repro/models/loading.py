@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import (
+        LlavaOnevisionImageProcessorPil,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
     from repro.models.resolve import ResolvedModel
 
@@ -97,7 +102,36 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
     from transformers import AutoTokenizer
 
     extra: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
-    return AutoTokenizer.from_pretrained(directory, **extra)
+    tokenizer = AutoTokenizer.from_pretrained(directory, **extra)
+    # Older vision-language models keep their template where only a processor looks for it.
+    template = directory / "chat_template.json"
+    if not tokenizer.chat_template and template.is_file():
+        tokenizer.chat_template = json.loads(template.read_text(encoding="utf-8"))["chat_template"]
+    return tokenizer
+
+
+def load_image_processor(resolved: ResolvedModel) -> LlavaOnevisionImageProcessorPil:
+    """Return the image processor of a LLaVA-OneVision, in the version that needs no torchvision.
+
+    The same version runs everywhere, so that two machines see the same pixels.
+
+    Raises:
+        UserError: The model has none, or its configuration cannot be read.
+    """
+    from transformers import LlavaOnevisionImageProcessorPil
+
+    if not (resolved.path / "preprocessor_config.json").is_file():
+        raise UserError(
+            f"{resolved.name} takes no images; give a LLaVA-OneVision, for instance "
+            "--model tiny-llava-onevision"
+        )
+    with quiet_transformers():
+        try:
+            return LlavaOnevisionImageProcessorPil.from_pretrained(resolved.path)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"cannot load the image processor of {resolved.path}: {_first_line(error)}"
+            ) from error
 
 
 @contextlib.contextmanager

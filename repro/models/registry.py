@@ -163,6 +163,18 @@ _ENTRIES = (
         description="Random weights for tests: non-zero biases on queries, keys and values.",
     ),
     ModelEntry(
+        name="tiny-llava-onevision",
+        sources=(GeneratedSource("llava_onevision", seed=20_263),),
+        licence="Apache-2.0",
+        architecture="llava_onevision",
+        dtype="float32",
+        parameters="2.6M",
+        context_length=16_384,
+        disk_bytes=10_500_000,
+        stands_in_for="",
+        description="Random weights for tests: images of 56 pixel tiles, videos of 4 rows a frame.",
+    ),
+    ModelEntry(
         name="bench-llama",
         sources=(GeneratedSource("llama", seed=20_262, shape="bench"),),
         licence="Apache-2.0",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
-_IDENTITY_FILES = ("config.json", "tokenizer.json")
+_IDENTITY_FILES = ("config.json", "tokenizer.json", "preprocessor_config.json")
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -111,6 +111,10 @@ def _open_source(
                 from repro.models.convert import convert_gguf
 
                 convert_gguf(gguf, source, output)
+        elif source.architecture == "llava_onevision":
+            from repro.models.tiny_vision import write_tiny_vision
+
+            write_tiny_vision(source, output)
         else:
             from repro.models.tiny import write_tiny
 

@@ -44,11 +44,11 @@ def write_tiny(source: GeneratedSource, output: Path) -> None:
 
     context = _CONTEXT if source.shape == "tiny" else _BENCH_CONTEXT
     tokenizer = byte_tokenizer(with_bos=source.architecture == "llama", context=context)
-    config = _config(source, tokenizer)
+    config = text_config(source.architecture, source.shape, tokenizer)
     model_class = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[source.architecture]
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         model = model_class(config)
-        _randomise(model, source.seed)
+        randomise(model, source.seed)
         model.generation_config.eos_token_id = [config.eos_token_id]
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)
@@ -117,11 +117,14 @@ _SHAPES = {
 }
 
 
-def _config(source: GeneratedSource, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+def text_config(
+    architecture: str, size: str, tokenizer: PreTrainedTokenizerBase
+) -> PretrainedConfig:
+    """Return the configuration of a ``llama`` or ``qwen2`` of that size over ``tokenizer``."""
     from transformers import LlamaConfig, Qwen2Config
 
     shape = {
-        **_SHAPES[source.shape],
+        **_SHAPES[size],
         "vocab_size": len(tokenizer),
         "max_position_embeddings": tokenizer.model_max_length,
         "initializer_range": _WEIGHT_STD,
@@ -130,9 +133,9 @@ def _config(source: GeneratedSource, tokenizer: PreTrainedTokenizerBase) -> Pret
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if source.architecture == "qwen2":
+    if architecture == "qwen2":
         return Qwen2Config(**shape, rope_parameters={"rope_type": "default", "rope_theta": 10_000})
-    if source.shape == "bench":
+    if size == "bench":
         rope = {"rope_type": "default", "rope_theta": 500_000.0}
         return LlamaConfig(**shape, rope_parameters=rope)
     # An original context of 512 puts rotary frequencies into all three bands of the scaling rule.
@@ -147,7 +150,8 @@ def _config(source: GeneratedSource, tokenizer: PreTrainedTokenizerBase) -> Pret
     return LlamaConfig(**shape, rope_parameters=scaling)
 
 
-def _randomise(model: nn.Module, seed: int) -> None:
+def randomise(model: nn.Module, seed: int) -> None:
+    """Draw every parameter of ``model`` from ``seed``, in the order in which it lists them."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
