@@ -25,12 +25,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples with their provenance; ``sha256`` covers the samples in file order."""
+    """Samples with their provenance; ``sha256`` covers the samples in file order.
+
+    ``missing`` names what had to be left out because its image or clip is not there.
+    """
 
     samples: tuple[Sample, ...]
     source: DataSource
     label: str
     sha256: str
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
