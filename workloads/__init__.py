@@ -14,6 +14,7 @@ from workloads.base import Workload
 # Paths, so that asking for one workload does not import what the others need.
 WORKLOADS: Mapping[str, str] = {
     "gsm8k": "workloads.gsm8k:GSM8K",
+    "humaneval": "workloads.humaneval:HumanEval",
 }
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from kvcmas.engine.workflow import QUERY, Node, Workflow, build
+from kvcmas.engine.workflow import Node, Workflow, build
 from kvcmas.errors import UserError
+from workloads.agents import compose
 from workloads.answers import gold_number, score_number
-from workloads.base import Dataset, Message, Role, Sample, Score, Slot, Text
+from workloads.base import Dataset, Message, Sample, Score
 from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
 from workloads.gsm8k_prompts import AGENTS, CODER, PROMPTS
 from workloads.procedural import LEVELS, problems
-from workloads.sandbox import Execution, Limits, extract_code, run_python
+from workloads.sandbox import Execution, Limits, extract_code, masked, run_python
 
 HUB = HubSource("openai/gsm8k", "main", "cc7b047b6e5bb11b4f1af84efc572db110a51b3c")
 _GSM8K_SPLITS = {"test": "test", "calibration": "train"}
@@ -105,13 +106,13 @@ class GSM8K:
 
     def message(self, node: Node, filled: Sequence[str]) -> Message:
         """The problem, what earlier agents wrote (as far as ``filled``), the role's instruction."""
-        roles = PROMPTS[self.prompts]
-        user: list[Text | Slot] = []
-        for slot in filled:
-            gap = "\n\n" if user else ""
-            user += [Text(f"{gap}{_heading(slot, roles)}\n"), Slot(slot)]
-        role = roles[node.agent]
-        return Message(role.system, (*user, Text(f"\n\n{role.instruction}")))
+        return compose(
+            PROMPTS[self.prompts],
+            node,
+            filled,
+            query="Problem:",
+            observed="The program printed:",
+        )
 
     def observe(self, node: Node, output: str, sample: Sample) -> str | None:
         """What the Programming Expert's program printed, or how it failed; None without one."""
@@ -124,19 +125,10 @@ class GSM8K:
         return score_number(sample.answer, final_output)
 
 
-def _heading(slot: str, roles: Sequence[Role]) -> str:
-    if slot == QUERY:
-        return "Problem:"
-    if slot.startswith("obs"):
-        return "The program printed:"
-    agent = slot.removeprefix("out").partition("@")[0]  # a later round's slot ends in @2
-    return f"{roles[int(agent)].name} wrote:"
-
-
 def describe(execution: Execution) -> str:
-    """One short text for the agents. Addresses are masked: they differ from run to run."""
+    """One short text for the agents."""
     if execution.status == "ok":
-        return re.sub(r"0x[0-9a-f]{6,}", "0x...", execution.stdout.strip()) or "nothing"
+        return masked(execution.stdout.strip()) or "nothing"
     if execution.status == "error":
         error = re.match(r"[\w.]+", (execution.stderr.strip().splitlines() or [""])[-1])
         return f"nothing, it failed with {error[0] if error else 'an error'}"

@@ -259,6 +259,11 @@ def _try(launcher: _Launcher) -> bool | None:
     return confined == "confined\n" if status == "ok" and not expected else None
 
 
+def masked(output: str) -> str:
+    """``output`` without memory addresses, which differ from run to run."""
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", output)
+
+
 _FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:import|from|def|for|while|if|print\(|return\b|[A-Za-z_]\w*\s*=(?!=))")
 
