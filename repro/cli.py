@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,14 +14,13 @@ from repro.commands.analyze import app as analyze_app
 from repro.commands.options import (
     Bench,
     Data,
-    Held,
     Model,
     N,
     Out,
     ProfileName,
+    Request,
     Set,
-    Trace,
-    Warm,
+    takes_request,
 )
 from repro.commands.traces import app as traces_app
 from repro.models.cli import app as models_app
@@ -62,97 +61,78 @@ def accuracy(
 
     An interrupted run goes on where it stopped when the same command is given again.
     """
-    from repro.commands.accuracy import Request, run
+    from repro.commands import accuracy as command
 
-    run(Request(bench, methods, model, n, seed, profile, data, out, set_ or [], dry_run))
+    command.run(
+        command.Request(bench, methods, model, n, seed, profile, data, out, set_ or [], dry_run)
+    )
 
 
 Study = Annotated[
     str | None,
-    typer.Option("--study", help="A named set of cells of the profile, e.g. estimators."),
+    typer.Option("--study", help="A named set of cells, e.g. estimators."),
 ]
 Cells = Annotated[
     list[str] | None,
-    typer.Option("--cell", help="'method key=value ... [rho=0.8] [accept_all=true]'; repeatable."),
+    typer.Option(
+        "--cell",
+        help="'METHOD key=value ...', also rho=0.8, rule=search, accept_all=true; repeatable.",
+    ),
+]
+TargetRho = Annotated[float, typer.Option("--target-rho", help="Reuse ratio to hold.")]
+Rule = Annotated[
+    Literal["search", "deviation"] | None,
+    typer.Option("--rule", help="How a profile chooses layers; the method's own if not given."),
 ]
 
 
 @app.command()
-def record(
-    bench: Bench = "gsm8k",
-    model: Model = None,
-    n: N = None,
-    warm: Warm = None,
-    calibration: Held = None,
-    profile: ProfileName = "smoke",
-    data: Data = None,
-    set_: Set = None,
-    out: Out = Path("runs"),
-) -> None:
+@takes_request
+def record(request: Request) -> None:
     """Record NonShared trajectories as a trace file and print its path."""
-    from repro.commands.fidelity import Request, run_record
+    from repro.commands.recorded import run_record
 
-    run_record(
-        Request(bench, model, profile, data, None, n, warm, calibration, set_ or [], [], out)
-    )
+    run_record(request)
 
 
 @app.command()
+@takes_request
+def profile(
+    request: Request,
+    method: Annotated[str, typer.Argument(help="droidspeak, relaycaching or graphflow.")],
+    target_rho: TargetRho = 0.8,
+    rule: Rule = None,
+) -> None:
+    """Run a method's offline phase, store what it found and print it."""
+    from repro.commands.calibrate import run_profile
+
+    run_profile(request, method, target_rho, rule)
+
+
+@app.command()
+@takes_request
 def calibrate(
-    target_rho: Annotated[float, typer.Option("--target-rho", help="Reuse ratio to hold.")] = 0.8,
+    request: Request,
+    target_rho: TargetRho = 0.8,
     methods: Annotated[str, typer.Option("--methods", help="Comma-separated.")] = "kvcmas",
-    bench: Bench = "gsm8k",
-    model: Model = None,
-    n: N = None,
-    warm: Warm = None,
-    calibration: Held = None,
-    profile: ProfileName = "smoke",
-    data: Data = None,
-    trace: Trace = None,
-    set_: Set = None,
-    out: Out = Path("runs"),
+    rule: Rule = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also the reuse ratio over the whole range (Table 6).")
+    ] = False,
 ) -> None:
     """Find each method's threshold or budget for a reuse ratio, on requests set apart."""
-    from repro.commands.fidelity import Request, run_calibrate
+    from repro.commands.calibrate import run_calibrate
 
-    request = Request(bench, model, profile, data, trace, n, warm, calibration, set_ or [], [], out)
-    run_calibrate(request, methods, target_rho)
+    run_calibrate(request, methods, target_rho, rule=rule, curve=curve)
 
 
 @app.command()
-def fidelity(
-    bench: Bench = "gsm8k",
-    model: Model = None,
-    n: N = None,
-    warm: Warm = None,
-    calibration: Held = None,
-    profile: ProfileName = "smoke",
-    data: Data = None,
-    trace: Trace = None,
-    cell: Cells = None,
-    study: Study = None,
-    set_: Set = None,
-    out: Out = Path("runs"),
-) -> None:
+@takes_request
+def fidelity(request: Request, cell: Cells = None, study: Study = None) -> None:
     """Replay identical recorded ids under every method; compare caches and answers with dense."""
-    from repro.commands.fidelity import Request, run_fidelity
+    from repro.commands.fidelity import run_fidelity
 
-    run_fidelity(
-        Request(
-            bench,
-            model,
-            profile,
-            data,
-            trace,
-            n,
-            warm,
-            calibration,
-            set_ or [],
-            cell or [],
-            out,
-            study,
-        )
-    )
+    run_fidelity(request, cell or [], study)
 
 
 @app.command()

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from baselines.nonshared import NonShared
+from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.cache import SegmentCache
 from kvcmas.engine.contract import Held
 from kvcmas.engine.segments import Prompt, Segment, pf, ph
 from kvcmas.engine.session import Engine, TurnResult
 from kvcmas.engine.workflow import QUERY, Node, Workflow
+from traces.schema import TraceTurn, TraceWorkflow
 
 Ids = tuple[int, ...]
 VOCAB = 250  # ordinary ids of the tiny models start at 3
@@ -70,6 +73,22 @@ def play(
         )
         texts[node.out_slot] = results[node.name].output
     return results
+
+
+def recorded(
+    model: TransformersAdapter, workflow: Workflow, count: int, *, query: int, new_tokens: int
+) -> tuple[TraceWorkflow, ...]:
+    """NonShared trajectories of ``count`` requests, each query a token longer than the last."""
+    found = []
+    for i in range(count):
+        ids = random_ids(70 + i, query + i)
+        turns = play(Engine(model, NonShared()), workflow, f"r{i}", ids, new_tokens=new_tokens)
+        kept = tuple(
+            TraceTurn.of(node, turns[node.name].prompt, turns[node.name].output)
+            for node in workflow.nodes
+        )
+        found.append(TraceWorkflow(request=f"r{i}", turns=kept))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from kvcmas.errors import UserError
 from kvcmas.registry import make_method
 from repro import env
 from repro.commands.console import INTERRUPTED, output_console, progress_bar
-from repro.commands.fidelity import Request, Setting
+from repro.commands.options import Request
+from repro.commands.recorded import Setting
 from repro.commands.settings import parse_settings
 from repro.runners.analysis_chain import Chain
 from repro.runners.analysis_coverage import Coverage, mean_deviation

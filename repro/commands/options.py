@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,3 +32,52 @@ Warm = Annotated[int | None, typer.Option("--warm", min=0, help="Workflows that 
 Held = Annotated[
     int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
 ]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What commands on recorded trajectories share; None means the profile decides."""
+
+    bench: str
+    model: str | None
+    n: int | None
+    warm: int | None
+    calibration: int | None
+    profile: str
+    data: str | None
+    trace: Path | None
+    set: tuple[str, ...]
+    out: Path
+
+
+def _request(
+    bench: Bench = "gsm8k",
+    model: Model = None,
+    n: N = None,
+    warm: Warm = None,
+    calibration: Held = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    trace: Trace = None,
+    set_: Set = None,
+    out: Out = Path("runs"),
+) -> Request:
+    return Request(bench, model, n, warm, calibration, profile, data, trace, tuple(set_ or ()), out)
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`Request` in place of its ``request`` parameter."""
+    shared = inspect.signature(_request, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    def run(**options: Any) -> None:
+        request = _request(**{name: options.pop(name) for name in shared})
+        command(request=request, **options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    parameters = [*shared.values(), *(p for name, p in own.items() if name != "request")]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    run.__annotations__ = {}
+    return run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any, TypeVar
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    model_validator,
 )
 
 from kvcmas.errors import UserError
@@ -42,8 +44,9 @@ class AccuracyProfile(BaseModel):
 class CellSpec(BaseModel):
     """One row of `repro fidelity`: a method, settings, and how its reuse ratio is set.
 
-    ``rho`` calibrates the method's budget; ``accept_all`` accepts every correction; without either
-    the settings are taken as they are.
+    ``rho`` calibrates the method's budget, ``rule`` says how an offline profile chooses layers
+    for it (None: the method's own way); ``accept_all`` accepts every correction; without ``rho``
+    and ``accept_all`` the settings are taken as they are.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,13 +54,20 @@ class CellSpec(BaseModel):
     method: str
     settings: dict[str, Any] = Field(default_factory=dict)
     rho: float | None = Field(default=None, ge=0, le=1)
+    rule: Literal["search", "deviation"] | None = None
     accept_all: bool = False
+
+    @model_validator(mode="after")
+    def _rule_has_rho(self) -> CellSpec:
+        if self.rule is not None and self.rho is None:
+            raise ValueError("rule= chooses layers for a reuse ratio; give rho= as well")
+        return self
 
 
 class FidelityProfile(BaseModel):
     """Defaults of `repro record`, `repro calibrate` and `repro fidelity`.
 
-    ``studies`` are named alternatives to ``cells``. A trace holds ``warm`` workflows that fill the
+    A trace holds ``warm`` workflows that fill the
     pools, ``calibration`` ones, and ``n`` evaluated ones.
     """
 
@@ -69,7 +79,6 @@ class FidelityProfile(BaseModel):
     max_new_tokens: PositiveInt
     answer_tokens: PositiveInt = 16
     cells: tuple[CellSpec, ...]
-    studies: dict[str, tuple[CellSpec, ...]] = Field(default_factory=dict)
 
 
 class Profile(BaseModel):
@@ -83,8 +92,7 @@ class Profile(BaseModel):
 
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped profiles."""
-    files = resources.files(__package__).iterdir()
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
+    return _names(resources.files(__package__))
 
 
 def load_profile(name: str) -> Profile:
@@ -97,6 +105,24 @@ def load_profile(name: str) -> Profile:
         raise UserError(f"unknown profile {name!r}{suggestion(name, profile_names())}")
     text = (resources.files(__package__) / f"{name}.yaml").read_text()
     return Profile.model_validate(yaml.safe_load(text))
+
+
+def load_study(name: str) -> tuple[CellSpec, ...]:
+    """The cells of a shipped study, the same in every profile.
+
+    Raises:
+        UserError: no such study.
+    """
+    folder = resources.files(__package__) / "studies"
+    if name not in (known := _names(folder)):
+        raise UserError(f"unknown study {name!r}{suggestion(name, known)}")
+    cells = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    return tuple(CellSpec.model_validate(cell) for cell in cells)
+
+
+def _names(folder: Traversable) -> tuple[str, ...]:
+    files = (f.name for f in folder.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 P = TypeVar("P", AccuracyProfile, FidelityProfile)

@@ -1,43 +1,31 @@
 """Finding each method's budget for a target reuse ratio, on requests that are not evaluated.
 
-Threshold methods (KVCMAS, KVComm) search their threshold in its logarithm: the gate's softmax is
-near one-hot and many entropies are almost 0, so a linear search would spend its points where
-nothing changes. Selective methods have closed-form budgets, two of them after an offline profile.
-What was found is stored under a key of what it depends on, and found again.
+Methods with a gate search its threshold. One replay yields the entropy of every edge, and with it
+the threshold that would have held the target; the next replay uses that one, since what is
+accepted changes the pool and the caches that later edges see. So the search needs few replays and
+moves in the logarithm of the threshold by itself, where most entropies are almost 0. Selective
+methods have closed-form budgets, two of them after an offline profile. What was found is stored
+under a key of what it depends on, and found again.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from baselines.cacheblend import CacheBlend
-from baselines.droidspeak import Block, DroidSpeak, candidate_blocks
 from baselines.epic import EPIC
-from baselines.nonshared import NonShared
-from baselines.relaycaching import RelayCaching, Span, choose_range, value_deviation
-from baselines.selective import search
-from kvcmas.engine.adapter import TransformersAdapter
-from kvcmas.engine.contract import Method, State
-from kvcmas.engine.session import Engine, TurnResult
+from kvcmas.engine.contract import State
 from kvcmas.errors import UserError
-from kvcmas.registry import make_method
-from repro.models.cache import cache_dir
-from repro.runners.replay import replay, warm_up
-from results.records import run_key
-from traces.schema import TraceWorkflow
+from repro.runners.offline import Requests, store
+from repro.runners.profile import RULES, Profile, Profiler, Rule
 
 # Thresholds and the setting that holds them.
 THRESHOLD = {"kvcmas": "tau", "kvcomm": "gamma"}
-LOWEST, HIGHEST, STEPS = 1e-9, 1.0, 12
-# Closed-loop profiling of layer blocks replays every candidate: a few requests are enough.
-PROFILE_WORKFLOWS = 3
+LOWEST, HIGHEST, STEPS, TOLERANCE = 1e-9, 1.0, 6, 0.01
 
 
 @dataclass(frozen=True)
@@ -49,6 +37,14 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Gated:
+    """An edge of the held-out requests: its tokens, and its gate's entropy where one was taken."""
+
+    tokens: int
+    entropy: float | None
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Settings that hold a target rho, and what the search saw."""
 
@@ -56,7 +52,7 @@ class Calibration:
     target_rho: float
     settings: dict[str, Any]
     curve: tuple[Point, ...] = ()
-    profile: Mapping[str, float] | None = None
+    profile: Profile | None = None
 
     @property
     def rho(self) -> float | None:
@@ -70,190 +66,112 @@ class Calibrator:
     """Calibrates methods on one model.
 
     Args:
-        warm: workflows that fill the pools.
-        held_out: workflows on which rho is measured; they are not evaluated later.
-        identity: what else the result depends on (model revision, dtype), for the key.
         on_step: told what is being tried.
     """
 
     def __init__(
-        self,
-        adapter: TransformersAdapter,
-        topology: str,
-        warm: tuple[TraceWorkflow, ...],
-        held_out: tuple[TraceWorkflow, ...],
-        *,
-        reference_prefix: tuple[int, ...],
-        identity: Mapping[str, Any],
-        on_step: Callable[[str], None] = lambda step: None,
+        self, requests: Requests, on_step: Callable[[str], None] = lambda step: None
     ) -> None:
-        if not held_out:
-            raise UserError("calibration needs requests of its own; give --calibration")
-        self._adapter = adapter
-        self._topology = topology
-        self._warm = warm
-        self._held_out = held_out
-        self._prefix = reference_prefix
-        self._identity = {
-            **identity,
-            "warm": [w.model_dump(mode="json") for w in warm],
-            "held_out": [w.model_dump(mode="json") for w in held_out],
-        }
+        self._requests = requests
         self._on_step = on_step
+        self.profiler = Profiler(requests, on_step)
 
-    def calibrate(self, method: str, settings: Mapping[str, Any], rho: float) -> Calibration:
+    def calibrate(
+        self, method: str, settings: Mapping[str, Any], rho: float, rule: Rule | None = None
+    ) -> Calibration:
         """Settings of ``method`` for ``rho``: stored ones if there are, else found and stored.
 
+        Args:
+            rule: how an offline profile chooses layers; None is the method's own.
+
         Raises:
-            UserError: a method without a budget, or a rho it cannot realise.
+            UserError: a method without a budget, a rho it cannot realise, or a rule for a method
+                that chooses no layers.
         """
         if not 0 <= rho <= 1:
             raise UserError(f"rho={rho} lies outside 0..1")
-        key = run_key({**self._identity, "method": method, "settings": settings, "rho": rho})
-        path = cache_dir() / "calibration" / f"{method.replace(':', '.')}-{key}.json"
-        if path.exists():
-            return _from_json(json.loads(path.read_text()))
-        found = self._find(method, settings, rho)
-        _store(path, found)
-        return found
-
-    def _find(self, method: str, settings: Mapping[str, Any], rho: float) -> Calibration:
-        layers = self._adapter.spec.layers
+        if method in RULES:
+            profile = self.profiler.profile(method, settings, rho, rule)
+            return Calibration(method, rho, profile.settings, (), profile)
+        if rule is not None:
+            raise UserError(f"{method} chooses no layers, so no rule chooses them")
         if method in THRESHOLD:
-            return self._search(method, settings, rho)
-        if method == "droidspeak":
-            return self._droidspeak(settings, rho)
-        found: Method
-        if method == "relaycaching":
-            found = RelayCaching.for_rho(rho, layers, self._range(rho))
-        elif method == "cacheblend":
-            found = CacheBlend.for_rho(rho, layers)
-        elif method == "epic":
-            found = EPIC.for_rho(rho, self._reused_lengths())
-        elif method == "graphflow":
+            return self._threshold(method, settings, rho)
+        layers = self._requests.adapter.spec.layers
+        if method == "cacheblend":
+            return _closed_form(CacheBlend.for_rho(rho, layers), settings, rho)
+        if method == "epic":
+            return _closed_form(EPIC.for_rho(rho, self._reused_lengths()), settings, rho)
+        if method == "graphflow":
             return Calibration(method, rho, {**settings, "dense_share": 1 - rho})
-        else:
-            raise UserError(f"{method} has no budget that could hold a reuse ratio")
-        return Calibration(method, rho, {**found.settings(), **settings})
+        raise UserError(f"{method} has no budget that could hold a reuse ratio")
 
-    def _search(self, method: str, settings: Mapping[str, Any], rho: float) -> Calibration:
-        """Bisect the threshold in its logarithm; the nearest realised rho wins."""
-        name = THRESHOLD[method]
+    def curve(
+        self, method: str, settings: Mapping[str, Any], thresholds: Sequence[float]
+    ) -> tuple[Point, ...]:
+        """Realised rho at each threshold (Table 6), stored like :meth:`calibrate`'s.
+
+        Raises:
+            UserError: a method without a threshold.
+        """
+        if method not in THRESHOLD:
+            raise UserError(f"{method} has no threshold; {', '.join(THRESHOLD)} have")
+        path = self._requests.path("curve", method, settings=settings, thresholds=list(thresholds))
+        if not path.exists():
+            start = self._warm_state(method, settings)
+            pairs = [[t, self._replay(method, settings, t, start)[0]] for t in thresholds]
+            store(path, {"curve": pairs})
+        return _points(json.loads(path.read_text())["curve"])
+
+    def _threshold(self, method: str, settings: Mapping[str, Any], rho: float) -> Calibration:
+        path = self._requests.path("calibration", method, settings=settings, rho=rho)
+        if path.exists():
+            content = json.loads(path.read_text())
+            return Calibration(method, rho, content["settings"], _points(content["curve"]))
         start = self._warm_state(method, settings)
-        points: dict[float, Point] = {}
-
-        def realised(threshold: float) -> float:
-            if threshold not in points:
-                self._on_step(f"{method}: {name}={threshold:.3g}")
-                chosen = {**settings, name: threshold}
-                points[threshold] = Point(threshold, self._rho(method, chosen, start))
-            return points[threshold].rho
-
-        low, high = LOWEST, HIGHEST
-        if realised(high) > rho > realised(low):
-            for _ in range(STEPS):
-                middle = math.sqrt(low * high)
-                low, high = (middle, high) if realised(middle) < rho else (low, middle)
-                if abs(realised(middle) - rho) < 0.01:
-                    break
-        best = min(points.values(), key=lambda p: abs(p.rho - rho))
-        curve = tuple(sorted(points.values(), key=lambda p: p.threshold))
-        return Calibration(method, rho, {**settings, name: best.threshold}, curve)
+        points: dict[float, float] = {}
+        threshold = HIGHEST
+        while threshold not in points and len(points) < STEPS:
+            points[threshold], edges = self._replay(method, settings, threshold, start)
+            if abs(points[threshold] - rho) <= TOLERANCE:
+                break
+            threshold = threshold_for(edges, rho)
+        best = min(points, key=lambda t: abs(points[t] - rho))
+        curve = tuple(Point(t, points[t]) for t in sorted(points))
+        chosen = {**settings, THRESHOLD[method]: best}
+        store(path, {"settings": chosen, "curve": [[p.threshold, p.rho] for p in curve]})
+        return Calibration(method, rho, chosen, curve)
 
     def _warm_state(self, method: str, settings: Mapping[str, Any]) -> State:
         self._on_step(f"{method}: filling its pool")
-        engine = self._engine(method, settings)
-        warm_up(engine, self._warm, self._topology)
-        return engine.state()
+        return self._requests.warmed(method, settings).state()
 
-    def _rho(self, method: str, settings: Mapping[str, Any], start: State) -> float:
-        """Entry rho over the held-out requests, edges that nobody held before left out."""
-        engine = self._engine(method, settings)
+    def _replay(
+        self, method: str, settings: Mapping[str, Any], threshold: float, start: State
+    ) -> tuple[float, list[Gated]]:
+        """Entry rho over the held-out requests, and their edges; first-seen PH are left out."""
+        name = THRESHOLD[method]
+        self._on_step(f"{method}: {name}={threshold:.3g}")
+        engine = self._requests.engine(method, {**settings, name: threshold})
         engine.load_state(start)
         shared = executed = 0
-        for workflow in self._held_out:
-            for result in replay(engine, workflow, self._topology):
-                for segment, entries in result.accounting.shared.items():
-                    if segment not in result.first_seen:
-                        shared += entries.total
-                        executed += entries.executed
-        return 1 - executed / shared
-
-    def _droidspeak(self, settings: Mapping[str, Any], rho: float) -> Calibration:
-        exact = self._exact_turns()
-        layers = self._adapter.spec.layers
-
-        def run(block: Block) -> float:
-            self._on_step(f"droidspeak: layers {block[0]}-{block[1]}")
-            engine = self._engine("droidspeak", {"blocks": (block,)})
-            return self._error(engine, exact)
-
-        profile: dict[str, float] = {}
-
-        def choose(size: int) -> Block:
-            candidates = candidate_blocks(layers, size, step=max(1, layers // 16))
-            block, errors = search(candidates, run)
-            profile.update({f"{a}-{b}": error for (a, b), error in errors.items()})
-            return block
-
-        found = DroidSpeak.for_rho(rho, layers, choose)
-        return Calibration("droidspeak", rho, {**found.settings(), **settings}, (), profile)
-
-    def _range(self, rho: float) -> Span:
-        self._on_step("relaycaching: deviation of plain reuse")
-        exact = self._exact_turns()
-        deviations = []
-        for reused, true in self._pairs(self._engine("fullshared", {}), exact):
-            if reused.buffer is None or true.buffer is None:
-                raise ValueError("profiling needs the turns' buffers")
-            for segment in reused.holders:
-                rows = reused.prompt.rows(segment)
-                part = slice(rows.start, rows.stop)
-                deviations.append(
-                    value_deviation(true.buffer.v[:, :, part], reused.buffer.v[:, :, part])
-                )
-        return choose_range(torch.cat(deviations, dim=1), rho=rho)
-
-    def _exact_turns(self) -> list[TurnResult]:
-        engine = Engine(self._adapter, NonShared())
-        return [
-            result
-            for workflow in self._held_out[:PROFILE_WORKFLOWS]
-            for result in replay(engine, workflow, self._topology, keep_buffers=True)
-        ]
-
-    def _pairs(
-        self, engine: Engine, exact: list[TurnResult]
-    ) -> list[tuple[TurnResult, TurnResult]]:
-        results = [
-            result
-            for workflow in self._held_out[:PROFILE_WORKFLOWS]
-            for result in replay(engine, workflow, self._topology, keep_buffers=True)
-        ]
-        return list(zip(results, exact, strict=True))
-
-    def _error(self, engine: Engine, exact: list[TurnResult]) -> float:
-        """Mean relative error of K and V over reused segments and layers."""
-        total, count = 0.0, 0
-        for actual, true in self._pairs(engine, exact):
-            if actual.buffer is None or true.buffer is None:
-                raise ValueError("profiling needs the turns' buffers")
-            for segment in actual.holders:
-                rows = actual.prompt.rows(segment)
-                part = slice(rows.start, rows.stop)
-                for a, t in (
-                    (actual.buffer.k, true.buffer.k),
-                    (actual.buffer.v, true.buffer.v),
-                ):
-                    difference = (a[:, :, part] - t[:, :, part]).flatten(1).norm(dim=1)
-                    total += float((difference / t[:, :, part].flatten(1).norm(dim=1)).mean())
-                    count += 1
-        return total / count
+        edges = []
+        for result in self._requests.replay(engine):
+            entropies = {d.segment: d.entropy for d in result.decisions}
+            for segment, entries in result.accounting.shared.items():
+                if segment not in result.first_seen:
+                    shared += entries.total
+                    executed += entries.executed
+                    tokens = len(result.prompt.segments[segment])
+                    edges.append(Gated(tokens, entropies.get(segment)))
+        if not shared:
+            raise UserError("the calibration requests reuse nothing, so no reuse ratio exists")
+        return 1 - executed / shared, edges
 
     def _reused_lengths(self) -> list[int]:
         """Lengths of the PH that somebody held before, over the held-out requests."""
         lengths = []
-        for workflow in self._held_out:
+        for workflow in self._requests.held_out:
             seen: set[str] = set()
             for turn in workflow.turns:
                 prompt = turn.prompt
@@ -264,32 +182,32 @@ class Calibrator:
                 seen.add(turn.node.out_slot)
         return lengths
 
-    def _engine(self, method: str, settings: Mapping[str, Any]) -> Engine:
-        return Engine(self._adapter, make_method(method, settings), reference_prefix=self._prefix)
+
+def threshold_for(edges: Sequence[Gated], rho: float) -> float:
+    """The threshold under which these entropies accept nearest to ``rho`` of the edges' tokens.
+
+    It lies in the middle, in the logarithm, between two entropies that occurred. Edges without
+    an entropy (a cold pool) are refused under any threshold.
+    """
+    total = sum(edge.tokens for edge in edges)
+    # (share accepted, threshold from which it is): accepting nothing comes first.
+    steps = [(0.0, 0.0)]
+    accepted = 0
+    for entropy, tokens in sorted((e.entropy, e.tokens) for e in edges if e.entropy is not None):
+        accepted += tokens
+        step = (accepted / total, entropy)
+        if steps[-1][1] == entropy and len(steps) > 1:
+            steps[-1] = step
+        else:
+            steps.append(step)
+    nearest = min(range(len(steps)), key=lambda i: abs(steps[i][0] - rho))
+    above = steps[nearest + 1][1] if nearest + 1 < len(steps) else HIGHEST
+    return math.sqrt(max(steps[nearest][1], LOWEST) * max(above, LOWEST))
 
 
-def _store(path: Path, found: Calibration) -> None:
-    content = {
-        "method": found.method,
-        "target_rho": found.target_rho,
-        "settings": found.settings,
-        "curve": [[p.threshold, p.rho] for p in found.curve],
-        "profile": dict(found.profile) if found.profile is not None else None,
-    }
-    temporary = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=2))
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+def _closed_form(found: CacheBlend | EPIC, settings: Mapping[str, Any], rho: float) -> Calibration:
+    return Calibration(found.name, rho, {**found.settings(), **settings})
 
 
-def _from_json(content: Mapping[str, Any]) -> Calibration:
-    return Calibration(
-        method=content["method"],
-        target_rho=content["target_rho"],
-        settings=content["settings"],
-        curve=tuple(Point(t, r) for t, r in content["curve"]),
-        profile=content["profile"],
-    )
+def _points(pairs: Sequence[Sequence[float]]) -> tuple[Point, ...]:
+    return tuple(Point(threshold, rho) for threshold, rho in pairs)

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from baselines.nonshared import NonShared
 from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.executor import Executor
-from kvcmas.engine.session import Engine
 from kvcmas.engine.workflow import fully_connected
 from kvcmas.errors import UserError
 from plots import style
@@ -25,8 +23,8 @@ from repro.runners.analysis_chain import Chain
 from repro.runners.analysis_coverage import Coverage, ReuseError, mean_deviation
 from repro.runners.analysis_ranks import effective_rank, energies, rank_rows, retained
 from results.analysis import KINDS, Analysis, ChainRow, CoverageRow, RankRow
-from tests.workflows import play, random_ids
-from traces.schema import TraceTurn, TraceWorkflow, write_trace
+from tests.workflows import recorded
+from traces.schema import TraceWorkflow, write_trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,21 +46,7 @@ def model(hf: PreTrainedModel) -> TransformersAdapter:
 @pytest.fixture(scope="module")
 def workflows(model: TransformersAdapter) -> tuple[TraceWorkflow, ...]:
     """Four requests with queries of 40 tokens and more, outputs of 12."""
-    found = []
-    for i in range(4):
-        turns = play(
-            Engine(model, NonShared()),
-            WORKFLOW,
-            f"r{i}",
-            random_ids(70 + i, 40 + i),
-            new_tokens=12,
-        )
-        recorded = [
-            TraceTurn.of(node, turns[node.name].prompt, turns[node.name].output)
-            for node in WORKFLOW.nodes
-        ]
-        found.append(TraceWorkflow(request=f"r{i}", turns=tuple(recorded)))
-    return tuple(found)
+    return recorded(model, WORKFLOW, 4, query=40, new_tokens=12)
 
 
 @pytest.fixture(scope="module")
