@@ -37,12 +37,17 @@ _NUMBER = re.compile(
 )
 
 
-def last_number(text: str) -> Decimal | None:
-    """The last number in ``text``, or None."""
+def numbers(text: str) -> list[Decimal]:
+    """All numbers in ``text``, in order."""
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
-    matches = list(_NUMBER.finditer(text))
-    return _value(matches[-1]) if matches else None
+    return [_value(match) for match in _NUMBER.finditer(text)]
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number in ``text``, or None."""
+    found = numbers(text)
+    return found[-1] if found else None
 
 
 def _value(match: re.Match[str]) -> Decimal:
