@@ -17,23 +17,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock, Timeout
 from rich.console import Console
 
 from kvcmas.errors import UserError
+from kvcmas.paths import cache_dir as cache_dir
 
 MANIFEST = "manifest.json"
 
 # Raise this when the way models are built changes, so that older builds are redone.
 _BUILD_FORMAT = 1
 _RECORDED_PACKAGES = ("transformers", "tokenizers", "safetensors", "torch", "gguf")
-
-
-def cache_dir() -> Path:
-    """Return the cache root: ``REPRO_CACHE``, else the platform's user cache directory."""
-    chosen = os.environ.get("REPRO_CACHE") or platformdirs.user_cache_dir("kvcmas-repro")
-    return Path(chosen).expanduser()
 
 
 def local_dir(name: str) -> Path:
