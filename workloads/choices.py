@@ -1,8 +1,7 @@
-r"""Reading a choice out of an answer: its letter, or its text.
+"""Reading a choice out of an answer: its letter, or its text.
 
-A letter counts where it cannot be a word: in brackets, in ``\boxed{}``, after "answer", "option" or
-"choice", or alone. Where several different letters are named and nothing says which one is the
-answer, there is no answer; nothing is guessed.
+A stated letter counts first (``workloads.letters``). Without one it is the only choice whose text
+stands in the answer. Two different texts are no answer; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -12,31 +11,10 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from workloads.base import Score
+from workloads.letters import stated_letter
 
-NO_CHOICE = "no choice in the answer"
-SEVERAL = "several choices in the answer"
+NO_CHOICE = "no single choice in the answer"
 
-# What may follow a letter that is no word: the end, punctuation, or words that go on about it.
-_AFTER = r"(?=\s*(?:$|[\])}.,:;!*\"'`\n$])|\s+(?:because|since|as|is|was|which|for|and|with|-)\b)"
-_STRONG = (
-    re.compile(r"\\boxed\s*\{\s*(?:\\(?:text|mathrm|mathbf|textbf)\s*\{)?\s*\(?([A-Za-z])\)?\s*\}"),
-    re.compile(
-        r"\b(?:answer|choice|option|letter)\b(?:\s+(?:is|would\s+be|must\s+be|should\s+be))?"
-        r"\s*[:=]?\s*(?:(?:the\s+)?(?:choice|option|letter)\s+)?[*_`\"'$]*[(\[]?([A-Za-z])[)\]]?"
-        + _AFTER,
-        re.IGNORECASE,
-    ),
-)
-_WEAK = (
-    re.compile(r"[(\[]([A-Za-z])[)\]]"),
-    re.compile(r"(?:^|\n)[\s*_`\"']*([A-Za-z])[\s*_`\"']*(?=[.):,]\s|[.):]?\s*(?:$|\n))"),
-    # "A" and "I" are words, unless another letter goes with them.
-    re.compile(
-        r"(?<![\w'(\[])((?:[B-HJ-Z](?![\w'])"
-        + _AFTER
-        + r")|[AI](?=\s*(?:or|and|/|,)\s*[A-Z](?![\w'])))"
-    ),
-)
 _LETTERLIKE = re.compile(r"\(?([A-Za-z])[).]?")
 
 
@@ -52,35 +30,16 @@ def score_choice(choices: Sequence[str], expected: int, answer: str) -> Score:
 
     ``extracted`` and ``expected`` of the score are letters, or texts where choices have no letters.
     """
-    names = labels(choices)
-    if names:
-        letters = dict(zip(names, range(len(choices)), strict=True))
-    else:
-        names = tuple(choice.strip() for choice in choices)
-        letters = {name.strip("().").upper(): i for i, name in enumerate(names)}
-    found, failure = _by_letter(answer, letters)
-    if found is None and failure == NO_CHOICE:
-        found, failure = _by_text(answer, choices)
+    names = labels(choices) or tuple(choice.strip() for choice in choices)
+    letters = "".join(name.strip("().").upper() for name in names)
+    letter = stated_letter(answer, letters)
+    found = _by_text(answer, choices) if letter is None else letters.index(letter)
     if found is None:
-        return Score(False, None, names[expected], failure)
+        return Score(False, None, names[expected], NO_CHOICE)
     return Score(found == expected, names[found], names[expected])
 
 
-def _by_letter(answer: str, letters: dict[str, int]) -> tuple[int | None, str]:
-    """The choice whose letter is named; a marked letter counts before a bare one, the last last."""
-    for pattern in _STRONG:
-        if found := [m[1].upper() for m in pattern.finditer(answer) if m[1].upper() in letters]:
-            return letters[found[-1]], ""
-    for pattern in _WEAK:
-        named = {m[1].upper() for m in pattern.finditer(answer)} & letters.keys()
-        if len(named) > 1:
-            return None, SEVERAL
-        if named:
-            return letters[named.pop()], ""
-    return None, NO_CHOICE
-
-
-def _by_text(answer: str, choices: Sequence[str]) -> tuple[int | None, str]:
+def _by_text(answer: str, choices: Sequence[str]) -> int | None:
     """The only choice whose text stands in the answer; a longer text hides those within it."""
     said = f" {_plain(answer)} "
     named = []
@@ -89,9 +48,7 @@ def _by_text(answer: str, choices: Sequence[str]) -> tuple[int | None, str]:
         if text.strip() and text in said:
             named.append(i)
             said = said.replace(text, "  ")
-    if len(named) == 1:
-        return named[0], ""
-    return None, SEVERAL if named else NO_CHOICE
+    return named[0] if len(named) == 1 else None
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,176 @@
+"""Images and clips of samples: where they lie, what identifies them, their pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from kvcmas.errors import UserError
+from workloads.base import Dataset, DataSource, Sample
+from workloads.data import dataset
+
+Kind = Literal["image", "video"]
+# One picture, [height, width, 3], RGB.
+Pixels = NDArray[np.uint8]
+
+# What PIL raises on a file that is no picture, is damaged, or is far too large.
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+
+
+class Media(Protocol):
+    """An image or a video clip."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and records; no path of this machine."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Identity of the content, for the dataset's hash."""
+        ...
+
+    def check(self) -> None:
+        """Look whether it can be opened, without decoding all of it.
+
+        Raises:
+            UserError: it cannot.
+        """
+        ...
+
+    def frames(self) -> list[Pixels]:
+        """The image, or the video's sampled frames in order.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualSample(Sample):
+    """A sample that asks about an image or a clip, which is part of slot ``q``."""
+
+    media: Media
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image in a file; ``name`` is its path within the benchmark's folder."""
+
+    path: Path
+    name: str
+    kind: Kind = "image"
+
+    def fingerprint(self) -> str:
+        """Hash of the file."""
+        return _sha256(self._content())
+
+    def check(self) -> None:
+        """See :class:`Media`."""
+        try:
+            with Image.open(self.path) as image:
+                image.verify()
+        except _UNREADABLE as error:
+            raise UserError(_complaint(self.name, error)) from error
+
+    def frames(self) -> list[Pixels]:
+        """See :class:`Media`."""
+        return [decode_image(self._content(), self.name)]
+
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read image {self.name}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """An encoded image in memory, as the hub hands it out."""
+
+    name: str
+    content: bytes = field(repr=False)
+    kind: Kind = "image"
+
+    def fingerprint(self) -> str:
+        """Hash of the encoded image."""
+        return _sha256(self.content)
+
+    def check(self) -> None:
+        """See :class:`Media`."""
+        try:
+            with Image.open(io.BytesIO(self.content)) as image:
+                image.verify()
+        except _UNREADABLE as error:
+            raise UserError(_complaint(self.name, error)) from error
+
+    def frames(self) -> list[Pixels]:
+        """See :class:`Media`."""
+        return [decode_image(self.content, self.name)]
+
+
+def decode_image(content: bytes, name: str) -> Pixels:
+    """RGB pixels of an encoded image; what is transparent shows white, as on paper.
+
+    Raises:
+        UserError: it is no image, is damaged, or is far too large.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.load()
+            return np.asarray(on_white(image))
+    except _UNREADABLE as error:
+        raise UserError(_complaint(name, error)) from error
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """``image`` as RGB. Plain conversion would show whatever colour hides behind transparency."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    paper = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+    return Image.alpha_composite(paper, layer).convert("RGB")
+
+
+def visual_dataset(
+    samples: Sequence[VisualSample], source: DataSource, label: str, missing: Sequence[str] = ()
+) -> Dataset:
+    """``samples`` with their provenance; the hash covers texts and media, not where media lie.
+
+    ``missing`` are the samples that had to be left out.
+    """
+    plain = [
+        Sample(s.id, s.question, s.answer, {**s.meta, "media": s.media.fingerprint()})
+        for s in samples
+    ]
+    made = dataset(plain, source, label)
+    return replace(made, samples=tuple(samples), missing=tuple(missing))
+
+
+def some(names: Sequence[str], limit: int = 5) -> str:
+    """The first few of ``names``, and how many more there are."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
+
+
+def _complaint(name: str, error: BaseException) -> str:
+    # PIL's texts name buffers by their address; "cannot identify" is all they say.
+    reason = str(error).partition(" <_io")[0].partition(" '/")[0]
+    return f"cannot read image {name}: {reason or type(error).__name__}"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
