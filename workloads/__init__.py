@@ -15,6 +15,7 @@ from workloads.base import Workload
 WORKLOADS: Mapping[str, str] = {
     "gsm8k": "workloads.gsm8k:GSM8K",
     "humaneval": "workloads.humaneval:HumanEval",
+    "mmlu": "workloads.mmlu:MMLU",
 }
 
 
