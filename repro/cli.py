@@ -152,6 +152,33 @@ def table(
 
 
 @app.command()
+def pack(
+    runs: Annotated[Path, typer.Argument(help="Directory with run directories.")],
+    into: Annotated[Path, typer.Argument(help="Where the packed runs go.")],
+) -> None:
+    """Pack finished runs small enough to commit; they are read like any run."""
+    from repro.commands.documents import run_pack
+
+    run_pack(runs, into)
+
+
+@app.command()
+def docs(
+    documents: Annotated[
+        list[Path] | None, typer.Argument(help="Markdown files or folders [README.md and docs].")
+    ] = None,
+    records: Annotated[Path, typer.Option("--records", help="Folder of packed runs.")] = Path(
+        "results/reference"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Change nothing, fail if stale.")] = False,
+) -> None:
+    """Make the tables and numbers in documents again from the records."""
+    from repro.commands.documents import run_docs
+
+    run_docs(documents or [Path("README.md"), Path("docs")], records, check=check)
+
+
+@app.command()
 def claims() -> None:
     """Show the claim ledger: every checkable claim of the paper and its verdict here."""
     from repro.commands.tables import show_claims

@@ -3,7 +3,7 @@
 ``run.json`` holds the :class:`RunInfo`; ``records.jsonl`` grows by one block per sample, its turns
 first and its sample row last. A sample is complete when the newline after its sample row is on
 disk. Whatever follows the last complete sample is the rest of an interrupted write: it does not
-count.
+count. A finished run may be packed: ``records.jsonl.xz`` stands in place of the rows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import lzma
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -56,6 +57,7 @@ __all__ = [
     "TurnRecord",
     "TurnRow",
     "normalised",
+    "pack",
     "read_run",
     "read_runs",
     "run_key",
@@ -63,6 +65,9 @@ __all__ = [
 
 RUN_FILE = "run.json"
 ROWS_FILE = "records.jsonl"
+PACKED_FILE = "records.jsonl.xz"
+# Digits of a measured number that a packed run keeps.
+PACKED_DIGITS = 7
 
 TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest
 Row = TurnRow | SampleRecord
@@ -150,10 +155,12 @@ class RunWriter:
                 )
             else:
                 _replace(run_file, info.model_dump_json(indent=2).encode() + b"\n")
+            if (directory / PACKED_FILE).exists():
+                raise RecordError(f"{directory} is a packed run; use another output directory")
             # If the file cannot be written, fail now and not after computing the first sample.
             self._rows.open("ab").close()
         self._key = info.run_key
-        self._ends = [block.end for block in _blocks(self._rows, self._key)]
+        self._ends = [block.end for block in _blocks(directory, self._key)]
         self.truncate_to(len(self._ends))
 
     def completed(self) -> int:
@@ -207,7 +214,7 @@ def read_run(directory: Path) -> Run:
     line is not a record of this run. An incomplete last sample is left out.
     """
     info = _read_info(directory / RUN_FILE)
-    blocks = _blocks(directory / ROWS_FILE, info.run_key)
+    blocks = _blocks(directory, info.run_key)
     turns = [turn for block in blocks for turn in block.turns]
     return Run(
         info=info,
@@ -218,6 +225,32 @@ def read_run(directory: Path) -> Run:
         lost=tuple(turn for turn in turns if isinstance(turn, LostRequest)),
         directory=directory,
     )
+
+
+def pack(directory: Path, into: Path) -> None:
+    """Write a small copy of a run, for committing: complete samples, xz, the same bytes each time.
+
+    Measured numbers that are no whole ones keep ``PACKED_DIGITS`` significant digits.
+
+    Raises RecordError if the run cannot be read or its copy not written.
+    """
+    info = _read_info(directory / RUN_FILE)
+    blocks = _blocks(directory, info.run_key)
+    rows: list[Row] = [row for block in blocks for row in (*block.turns, block.sample)]
+    lines = (json.dumps(_rounded(row.model_dump(mode="json"))) for row in rows)
+    text = "".join(f"{line}\n" for line in lines)
+    with _writing(into):
+        into.mkdir(parents=True, exist_ok=True)
+    _replace(into / RUN_FILE, info.model_dump_json(indent=2).encode() + b"\n")
+    _replace(into / PACKED_FILE, lzma.compress(text.encode(), preset=9))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{PACKED_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def read_runs(root: Path) -> list[Run]:
@@ -237,12 +270,13 @@ def _size(ends: Sequence[int]) -> int:
     return ends[-1] if ends else 0
 
 
-def _blocks(path: Path, key: str) -> list[_Block]:
+def _blocks(directory: Path, key: str) -> list[_Block]:
+    path, content = _rows(directory)
     blocks: list[_Block] = []
     turns: list[TurnRow] = []
     end = 0
     # Only \n ends a row: model output may hold other separators. The last piece is torn or empty.
-    lines = _read(path).split(b"\n")[:-1] if path.exists() else []
+    lines = content.split(b"\n")[:-1]
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         try:
@@ -257,6 +291,17 @@ def _blocks(path: Path, key: str) -> list[_Block]:
         else:
             turns.append(row)
     return blocks
+
+
+def _rows(directory: Path) -> tuple[Path, bytes]:
+    """The file that holds a run's rows, and what is in it; nothing if there is none yet."""
+    path, packed = directory / ROWS_FILE, directory / PACKED_FILE
+    if path.exists() or not packed.exists():
+        return path, _read(path) if path.exists() else b""
+    try:
+        return packed, lzma.decompress(_read(packed))
+    except (lzma.LZMAError, EOFError) as error:
+        raise RecordError(f"{packed} is damaged: {error}") from error
 
 
 def _check_row(row: Row, key: str, index: int, sample_id: str, where: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcmas.engine.adapter import TransformersAdapter
+from results.documents import renew
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,6 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def blocks(document: str) -> list[str]:
     text = (ROOT / document).read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_documents_agree_with_the_records() -> None:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in documents:
+        text = path.read_text(encoding="utf-8")
+        assert renew(text, ROOT / "results" / "reference", path.name) == text, "run: repro docs"
 
 
 def test_the_walk_through_of_a_new_method(

@@ -10,11 +10,13 @@ import pytest
 
 from results.errors import RecordError
 from results.records import (
+    PACKED_FILE,
     ROWS_FILE,
     RUN_FILE,
     RunInfo,
     RunWriter,
     normalised,
+    pack,
     read_run,
     read_runs,
     run_key,
@@ -292,3 +294,34 @@ def test_run_key_depends_on_content_not_on_order() -> None:
     for value in (float("nan"), object()):
         with pytest.raises(RecordError, match="run key"):
             run_key({"a": value})
+
+
+def test_a_packed_run_reads_like_the_run(tmp_path: Path, written: Path, info: RunInfo) -> None:
+    pack(written, tmp_path / "packed")
+    pack(written, tmp_path / "again")
+    packed, run = read_run(tmp_path / "packed"), read_run(written)
+    assert (packed.info, packed.turns, packed.samples) == (run.info, run.turns, run.samples)
+    assert (tmp_path / "packed" / PACKED_FILE).read_bytes() == (
+        tmp_path / "again" / PACKED_FILE
+    ).read_bytes()
+    with pytest.raises(RecordError, match="packed run"):
+        RunWriter(tmp_path / "packed", info)
+
+
+def test_a_packed_run_keeps_seven_digits_and_no_torn_sample(
+    tmp_path: Path, info: RunInfo, append
+) -> None:
+    writer = RunWriter(tmp_path / "run", info)
+    append(writer, 0, e2e_s=1.23456789)
+    with (tmp_path / "run" / ROWS_FILE).open("ab") as file:
+        file.write(b'{"kind": "turn"')
+    pack(tmp_path / "run", tmp_path / "packed")
+    assert [turn.e2e_s for turn in read_run(tmp_path / "packed").turns] == [1.234568] * 2
+
+
+def test_a_damaged_pack_is_named(tmp_path: Path, written: Path) -> None:
+    pack(written, tmp_path / "packed")
+    path = tmp_path / "packed" / PACKED_FILE
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RecordError, match=f"{PACKED_FILE} is damaged"):
+        read_run(tmp_path / "packed")

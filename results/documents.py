@@ -1,0 +1,93 @@
+"""Numbers in documents come from records: blocks of Markdown that are made again, never typed.
+
+A document marks where a table of the registry, or one of its cells, belongs:
+
+    <!-- table fidelity runs=gsm8k columns=method,rho_entry where="method=KVCMAS" -->
+    <!-- end -->
+
+    A ratio of <!-- value fidelity runs=gsm8k column=rho_entry where="method=KVCMAS" --><!-- end -->
+
+What stands between the marks is replaced. ``runs`` is a directory below the folder of records;
+``where`` keeps the rows whose displayed cells are these, ``column=text`` pairs joined by ``;``;
+``footer=no`` leaves out a table's footer. A ``value`` has to be one cell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from results import render
+from results.errors import ResultsError, TableError
+from results.records import read_runs
+from results.tables import Table, build_table
+
+_BLOCK = re.compile(
+    r"(<!-- (?P<kind>table|value) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.S
+)
+_OPTIONS = {
+    "table": frozenset({"runs", "columns", "where", "footer"}),
+    "value": frozenset({"runs", "column", "where"}),
+}
+
+
+def renew(text: str, records: Path, name: str) -> str:
+    """``text`` of document ``name`` with every block made from the runs below ``records``.
+
+    Raises:
+        TableError: a mark that cannot be understood, or a value that is no single cell; names the
+            document and the mark.
+    """
+    tables = cache(lambda number, runs: build_table(number, read_runs(records / runs)))
+
+    def made(match: re.Match[str]) -> str:
+        try:
+            body = _made(match["kind"], match["what"], tables)
+        except (ResultsError, ValueError) as error:
+            raise TableError(f"{name}: {match[1]}: {error}") from error
+        return f"{match[1]}{body}{match[5]}"
+
+    return _BLOCK.sub(made, text)
+
+
+def _made(kind: str, what: str, tables: Callable[[str, str], Table]) -> str:
+    number, *pairs = shlex.split(what)
+    options = dict(_pair(pair) for pair in pairs)
+    if unknown := sorted(set(options) - _OPTIONS[kind]):
+        raise ValueError(f"a {kind} has no option {', '.join(unknown)}")
+    if missing := sorted({"runs", "column"} & _OPTIONS[kind] - set(options)):
+        raise ValueError(f"a {kind} needs {', '.join(missing)}")
+    table = tables(number, options["runs"])
+    if kind == "value":
+        cells = _rows(table, [options["column"]], options)
+        if len(cells) != 1 or not cells[0][0]:
+            raise ValueError(f"{len(cells)} rows match, and one with a value is needed")
+        return cells[0][0]
+    names = options["columns"].split(",") if "columns" in options else None
+    shown = [column.name for column in table.shown(names)]
+    rows = _rows(table, shown, options)
+    footer = table.footer if options.get("footer", "yes") == "yes" else ()
+    caption = f"Table {table.spec.number}: {table.spec.title}"
+    return "\n" + render.markdown(caption, table.headings(shown), rows, footer)
+
+
+def _rows(table: Table, names: list[str], options: Mapping[str, str]) -> list[list[str]]:
+    """Displayed cells of the columns ``names``, of the rows that ``where`` keeps."""
+    wanted = dict(_pair(pair) for pair in options.get("where", "").split(";") if pair)
+    keys = [column.name for column in table.shown(list(wanted))]
+    tests, cells = table.display_rows(keys), table.display_rows(names)
+    return [
+        row
+        for test, row in zip(tests, cells, strict=True)
+        if dict(zip(keys, test, strict=True)) == wanted
+    ]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise ValueError(f"{text!r} is not key=value")
+    return key.strip(), value.strip()
