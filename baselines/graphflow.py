@@ -134,7 +134,11 @@ class GraphFlow(Method):
     @property
     def wants(self) -> Wants:
         """References only."""
-        return Wants(sources=False, background_reference=self.reference == "background")
+        return Wants(
+            sources=False,
+            references=True,
+            background_reference=self.reference == "background",
+        )
 
     def plan(self, turn: Turn, sources: Sources) -> Plan:
         """Correct every PH whose relation is calibrated."""

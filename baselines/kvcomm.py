@@ -126,6 +126,7 @@ class KVComm(Method):
         """References; the producers' caches only where they are the base."""
         return Wants(
             sources=self.base == "producer",
+            references=True,
             background_reference=self.reference == "background",
         )
 

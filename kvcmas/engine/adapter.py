@@ -7,10 +7,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from kvcmas.engine.rope import Rope
 from kvcmas.errors import UserError
+
+# Model types whose layers the adapters know.
+KNOWN = ("llama", "qwen2")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,35 @@ class ModelSpec:
     max_positions: int
     dtype: torch.dtype
     device: torch.device
+
+    @classmethod
+    def from_config(
+        cls, config: PretrainedConfig, vocab: int, dtype: torch.dtype, device: torch.device
+    ) -> ModelSpec:
+        """Shape of a Transformers text configuration.
+
+        Raises:
+            UserError: an architecture whose layers do something the adapters do not know.
+        """
+        if config.model_type not in KNOWN:
+            raise UserError(
+                f"model type {config.model_type!r} is not supported; known: {', '.join(KNOWN)}"
+            )
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise UserError("sliding-window attention is not supported")
+        return cls(
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None)
+            or config.hidden_size // config.num_attention_heads,
+            hidden=config.hidden_size,
+            ffn=config.intermediate_size,
+            vocab=vocab,
+            max_positions=config.max_position_embeddings,
+            dtype=dtype,
+            device=device,
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -84,42 +116,19 @@ class TransformersAdapter:
         UserError: an architecture whose layers do something this adapter does not know.
     """
 
-    KNOWN = ("llama", "qwen2")
-
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        if config.model_type not in self.KNOWN:
-            raise UserError(
-                f"model type {config.model_type!r} is not supported; known: {', '.join(self.KNOWN)}"
-            )
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if "sliding_attention" in kinds:
-            raise UserError("sliding-window attention is not supported")
         trunk = model.get_decoder()
+        weight = trunk.embed_tokens.weight
+        self.spec = ModelSpec.from_config(config, weight.shape[0], weight.dtype, weight.device)
+        self.rope = Rope.from_config(config, weight.device)
         self._embed: nn.Module = trunk.embed_tokens
         self._layers: list[Any] = list(trunk.layers)
         self._norm: nn.Module = trunk.norm
         self._head: nn.Module = model.get_output_embeddings()
-        weight = trunk.embed_tokens.weight
-        self._head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.rope = Rope.from_config(config, weight.device)
-        self.spec = ModelSpec(
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=self._head_dim,
-            hidden=config.hidden_size,
-            ffn=config.intermediate_size,
-            vocab=weight.shape[0],
-            max_positions=config.max_position_embeddings,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
 
     def _heads(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (-1, self._head_dim)).transpose(0, 1)
+        return rows.unflatten(-1, (-1, self.spec.head_dim)).transpose(0, 1)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from kvcmas.engine.attention import Rows, attend
 from kvcmas.engine.received import Received
 from kvcmas.engine.rope import Rope
 
@@ -61,10 +63,14 @@ class SegmentCache:
         return self.hidden[layer]
 
 
-class Buffer:
-    """The KV cache of one turn: ``k, v [layers, kv_heads, capacity, head_dim]``, keys at position.
+class Buffer(ABC):
+    """The KV cache of one turn, wherever its rows lie; keys at their positions.
+
+    Methods see no more than this; the executor works through it. Heads come first everywhere:
+    ``[kv_heads, rows, head_dim]``.
 
     Attributes:
+        capacity: rows that there is room for.
         length: rows filled so far (prompt, then decoded tokens).
         origin: ``[layers, prompt rows]`` uint8 :class:`Origin`, the write mask that accounting
             reads.
@@ -72,27 +78,38 @@ class Buffer:
         received: attention that rows received, where captured.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int, int],
-        rows: int,
-        rope: Rope,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, layers: int, rows: int, capacity: int, rope: Rope) -> None:
+        self.capacity = capacity
         self.length = rows
-        self.origin = torch.zeros(shape[0], rows, dtype=torch.uint8)
+        self.origin = torch.zeros(layers, rows, dtype=torch.uint8)
         self.hidden: dict[int, Tensor] = {}
         self.received: Received | None = None
         self._rope = rope
         self._extracted: dict[range, SegmentCache] = {}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by K and V."""
-        return self.k.nbytes + self.v.nbytes
+    @abstractmethod
+    def window(self, layer: int, rows: range) -> tuple[Tensor, Tensor]:
+        """K and V of ``rows`` to write into; what they hold before is undefined."""
+
+    @abstractmethod
+    def commit(self, layer: int, rows: range, k: Tensor, v: Tensor) -> None:
+        """Make what was written into a :meth:`window` the cache's content."""
+
+    @abstractmethod
+    def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
+        """Scatter ``k, v`` into ``rows``."""
+
+    @abstractmethod
+    def read(self, layer: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        """K and V of ``rows``."""
+
+    @abstractmethod
+    def prefix(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        """K and V of the rows before ``stop``, without a copy where the cache allows."""
+
+    def attend(self, layer: int, q: Tensor, rows: Rows) -> Tensor:
+        """Attention of rotated queries ``[heads, rows, head_dim]`` over all keys up to theirs."""
+        return attend(q, rows, *self.prefix(layer, int(rows.host[-1]) + 1))
 
     def exact(self, rows: int) -> bool:
         """Whether the first ``rows`` prompt rows hold no approximate entry (layer 0 never does)."""
@@ -109,10 +126,62 @@ class Buffer:
             raise ValueError(f"rows {rows} are not filled yet (length {self.length})")
         if rows not in self._extracted:
             part = slice(rows.start, rows.stop)
+            k, v = self.gather(rows)
             self._extracted[rows] = SegmentCache(
-                k=self._rope.align(self.k[:, :, part], -rows.start),
-                v=self.v[:, :, part].clone(),
+                k=self._rope.align(k, -rows.start),
+                v=v.clone(),
                 hidden={layer: h[part].clone() for layer, h in self.hidden.items()},
                 received=None if self.received is None else self.received.total[part].clone(),
             )
         return self._extracted[rows]
+
+    @abstractmethod
+    def gather(self, rows: range) -> tuple[Tensor, Tensor]:
+        """K and V of ``rows`` in all layers, ``[layers, kv_heads, rows, head_dim]``."""
+
+
+class ContiguousBuffer(Buffer):
+    """Rows in two tensors of their own, ``k, v [layers, kv_heads, capacity, head_dim]``."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        rows: int,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shape[0], rows, shape[2], rope)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by K and V."""
+        return self.k.nbytes + self.v.nbytes
+
+    def window(self, layer: int, rows: range) -> tuple[Tensor, Tensor]:
+        """See :class:`Buffer`; here views, so that there is nothing to commit."""
+        part = slice(rows.start, rows.stop)
+        return self.k[layer, :, part], self.v[layer, :, part]
+
+    def commit(self, layer: int, rows: range, k: Tensor, v: Tensor) -> None:
+        """See :class:`Buffer`."""
+
+    def write(self, layer: int, rows: Rows, k: Tensor, v: Tensor) -> None:
+        """See :class:`Buffer`."""
+        rows.scatter_(self.k[layer], k)
+        rows.scatter_(self.v[layer], v)
+
+    def read(self, layer: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        """See :class:`Buffer`."""
+        return self.k[layer][:, rows.positions], self.v[layer][:, rows.positions]
+
+    def prefix(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        """See :class:`Buffer`."""
+        return self.k[layer, :, :stop], self.v[layer, :, :stop]
+
+    def gather(self, rows: range) -> tuple[Tensor, Tensor]:
+        """See :class:`Buffer`; views."""
+        part = slice(rows.start, rows.stop)
+        return self.k[:, :, part], self.v[:, :, part]

@@ -222,6 +222,7 @@ class Wants:
 
     Attributes:
         sources: keep source caches between turns.
+        references: context-free references may be filled, so that a first reading may reuse too.
         hidden_layers: keep residual rows before these layers with each source cache.
         received: keep with each source cache the attention that its tokens received from ``decode``
             steps, or from ``all`` later rows, which costs the first turn time to its first token.
@@ -229,6 +230,7 @@ class Wants:
     """
 
     sources: bool = True
+    references: bool = False
     hidden_layers: tuple[int, ...] = ()
     received: Literal["decode", "all"] | None = None
     background_reference: bool = False

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kvcmas.engine.accounting import Accounting, account
 from kvcmas.engine.adapter import ModelAdapter
-from kvcmas.engine.attention import Rows, attend
-from kvcmas.engine.cache import Buffer, Origin
+from kvcmas.engine.attention import Rows
+from kvcmas.engine.cache import Buffer, ContiguousBuffer, Origin
 from kvcmas.engine.contract import Candidates, Enter, Fill, Leave, Plan, Select
 from kvcmas.engine.inputs import InputRows
 from kvcmas.engine.received import Received
@@ -23,9 +23,18 @@ from kvcmas.errors import UserError
 class Prefill:
     """A filled buffer, logits ``[1, vocab]`` of the last row (or of all rows), the accounting."""
 
-    buffer: Buffer
+    buffer: ContiguousBuffer
     logits: Tensor
     accounting: Accounting
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a prefill executed: ``touched [rows]`` went through a layer; see ``Accounting``."""
+
+    touched: Tensor
+    row_layers: int
+    flops: int
 
 
 @dataclass
@@ -80,13 +89,58 @@ class Executor:
                 f"the context of {len(prompt)} prompt and {new_tokens} new tokens is longer than"
                 f" the model's {spec.max_positions} positions"
             )
-        _check(prompt, plan)
         buffer = self.new_buffer(len(prompt), new_tokens)
+        wanted = torch.full((len(prompt),), all_logits)
+        wanted[-1] = True
+        hidden, work = self._prefill(buffer, prompt, plan, wanted, hidden_layers, received)
+        logits = self.model.logits(hidden)
+        flops = work.flops + 2 * spec.hidden * spec.vocab * len(hidden)
+        counted = account(prompt, buffer.origin, work.touched, work.row_layers, flops)
+        return Prefill(buffer, logits, counted)
+
+    @torch.inference_mode()
+    def run_before(
+        self,
+        stop: int,
+        buffer: Buffer,
+        prompt: Prompt,
+        plan: Plan,
+        *,
+        hidden_layers: Sequence[int] = (),
+        received: bool = False,
+    ) -> Work:
+        """Carry out ``plan`` for the rows before ``stop`` in a given buffer; somebody else goes on.
+
+        Raises:
+            ValueError: the plan leaves one of these entries unwritten, fills rows after ``stop``
+                (other than the prompt's last), or does not fit the prompt.
+        """
+        if beyond := [f for f in plan.fills if prompt.rows(f.segment).stop > stop + 1]:
+            raise ValueError(f"segment {beyond[0].segment} is filled beyond row {stop}")
+        wanted = torch.zeros(len(prompt), dtype=torch.bool)
+        before = replace(
+            plan, events=tuple(_before(e, stop) if isinstance(e, Enter) else e for e in plan.events)
+        )
+        _, work = self._prefill(buffer, prompt, before, wanted, hidden_layers, received)
+        if unset := int((buffer.origin[:, :stop] == Origin.UNSET).sum()):
+            raise ValueError(f"{unset} (layer, row) entries before row {stop} were never written")
+        return work
+
+    def _prefill(
+        self,
+        buffer: Buffer,
+        prompt: Prompt,
+        plan: Plan,
+        wanted: Tensor,
+        hidden_layers: Sequence[int],
+        received: bool,
+    ) -> tuple[Tensor, Work]:
+        """Residual rows after the last layer of the ``wanted [rows]``, and what it took."""
+        _check(prompt, plan)
+        spec = self.model.spec
         self._relay_hidden(buffer, prompt, plan, hidden_layers)
         if received:
             self.collect_received(buffer, prompt, plan)
-        wanted = torch.full((len(prompt),), all_logits)
-        wanted[-1] = True
         inputs = InputRows(self.model, prompt)
         active = _Active(
             Rows(torch.empty(0, dtype=torch.long), spec.device),
@@ -123,12 +177,10 @@ class Executor:
             flops += spec.layer_flops(kv_rows, len(active.rows), active.rows.attended)
         if not torch.equal(active.rows.host, wanted.nonzero().squeeze(1)):
             raise ValueError("a row whose logits are wanted is not active in the last layer")
-        logits = self.model.logits(active.hidden)
-        flops += 2 * spec.hidden * spec.vocab * len(active.rows)
-        return Prefill(buffer, logits, account(prompt, buffer.origin, touched, row_layers, flops))
+        return active.hidden, Work(touched, row_layers, flops)
 
     @torch.inference_mode()
-    def extend(self, buffer: Buffer, ids: Sequence[int]) -> Tensor:
+    def extend(self, buffer: ContiguousBuffer, ids: Sequence[int]) -> Tensor:
         """Append tokens to a filled buffer, densely; returns their logits ``[tokens, vocab]``.
 
         One token at a time this is decoding; with a known continuation it is teacher forcing.
@@ -137,9 +189,9 @@ class Executor:
             ValueError: no room left in the buffer.
         """
         spec, start = self.model.spec, buffer.length
-        if start + len(ids) > buffer.k.shape[2]:
+        if start + len(ids) > buffer.capacity:
             raise ValueError(
-                f"no room for {len(ids)} tokens after {start} of {buffer.k.shape[2]} rows"
+                f"no room for {len(ids)} tokens after {start} of {buffer.capacity} rows"
             )
         rows = Rows(torch.arange(start, start + len(ids)), spec.device)
         hidden = self.model.embed(torch.tensor(list(ids), device=spec.device))
@@ -148,17 +200,16 @@ class Executor:
                 buffer.hidden[layer][rows.positions] = hidden
             normed = self.model.input_norm(layer, hidden)
             k, v = self.model.project_kv(layer, normed)
-            rows.scatter_(buffer.k[layer], self.model.rope.make(k, rows.positions))
-            rows.scatter_(buffer.v[layer], v)
+            buffer.write(layer, rows, self.model.rope.make(k, rows.positions), v)
             hidden = self._layer(buffer, rows, hidden, normed, layer)
         buffer.length += len(ids)
         return self.model.logits(hidden)
 
-    def new_buffer(self, rows: int, new_tokens: int = 0) -> Buffer:
+    def new_buffer(self, rows: int, new_tokens: int = 0) -> ContiguousBuffer:
         """An unfilled buffer for ``rows`` prompt rows and ``new_tokens`` more."""
         spec = self.model.spec
         shape = (spec.layers, spec.kv_heads, rows + new_tokens, spec.head_dim)
-        return Buffer(shape, rows, self.model.rope, spec.dtype, spec.device)
+        return ContiguousBuffer(shape, rows, self.model.rope, spec.dtype, spec.device)
 
     def _relay_hidden(
         self, buffer: Buffer, prompt: Prompt, plan: Plan, hidden_layers: Sequence[int]
@@ -168,7 +219,7 @@ class Executor:
         for layer in hidden_layers:
             # Whoever reads a row that nobody delivers shall notice.
             hidden = torch.full(
-                (buffer.k.shape[2], spec.hidden), torch.nan, dtype=spec.dtype, device=spec.device
+                (buffer.capacity, spec.hidden), torch.nan, dtype=spec.dtype, device=spec.device
             )
             for fill in plan.fills:
                 if prompt.segments[fill.segment].kind == "PH":
@@ -181,7 +232,7 @@ class Executor:
 
         First-seen PH and the output collect; filled PH pass on what their source holds.
         """
-        collecting = torch.ones(buffer.k.shape[2], dtype=torch.bool)
+        collecting = torch.ones(buffer.capacity, dtype=torch.bool)
         for i, segment in enumerate(prompt.segments):
             rows = prompt.rows(i)
             collecting[rows.start : rows.stop] = segment.kind == "PH"
@@ -196,8 +247,7 @@ class Executor:
 
     def _fill(self, buffer: Buffer, prompt: Prompt, fill: Fill, layer: int) -> None:
         rows = prompt.rows(fill.segment)
-        k = buffer.k[layer, :, rows.start : rows.stop]
-        v = buffer.v[layer, :, rows.start : rows.stop]
+        k, v = buffer.window(layer, rows)
         origin = buffer.origin[layer, rows.start : rows.stop]
         k.copy_(fill.cache.k[layer])
         v.copy_(fill.cache.v[layer])
@@ -208,6 +258,7 @@ class Executor:
             fill.correction.apply(layer, k[:, :covered], v[:, :covered])
             origin[:covered] = Origin.CORRECTED
         self.model.rope.align_(k, rows.start)
+        buffer.commit(layer, rows, k, v)
 
     def _enter(self, active: _Active, event: Enter, inputs: InputRows) -> None:
         hidden = event.hidden
@@ -239,17 +290,8 @@ class Executor:
                 continue
             rows = event.rows[torch.isin(event.rows, active.rows.host)]
             at = torch.searchsorted(active.rows.host, rows)
-            on, index = rows.to(device), at.to(device)
-            chosen = event.choose(
-                Candidates(
-                    layer,
-                    rows,
-                    k[:, index],
-                    v[:, index],
-                    buffer.k[layer][:, on],
-                    buffer.v[layer][:, on],
-                )
-            )
+            index, held = at.to(device), buffer.read(layer, Rows(rows, device))
+            chosen = event.choose(Candidates(layer, rows, k[:, index], v[:, index], *held))
             kept = torch.isin(rows, chosen.cpu())
             keep[at] = kept
             active.write[at] = kept
@@ -260,8 +302,7 @@ class Executor:
             index = write.nonzero().squeeze(1)
             written = Rows(active.rows.host[index], device)
             k, v = k[:, index.to(device)], v[:, index.to(device)]
-        written.scatter_(buffer.k[layer], k)
-        written.scatter_(buffer.v[layer], v)
+        buffer.write(layer, written, k, v)
         buffer.origin[layer, written.host] = Origin.EXECUTED
         active.keep(keep)
         return normed
@@ -270,12 +311,13 @@ class Executor:
         self, buffer: Buffer, rows: Rows, hidden: Tensor, normed: Tensor, layer: int
     ) -> Tensor:
         q = self._queries(buffer, rows, normed, layer)
-        return self.model.finish(layer, hidden, attend(q, rows, buffer.k[layer], buffer.v[layer]))
+        return self.model.finish(layer, hidden, buffer.attend(layer, q, rows))
 
     def _queries(self, buffer: Buffer, rows: Rows, normed: Tensor, layer: int) -> Tensor:
         q = self.model.rope.make(self.model.project_q(layer, normed), rows.positions)
-        if buffer.received is not None:
-            buffer.received.observe(q, rows, buffer.k[layer])
+        if buffer.received is not None and len(rows):
+            k, _ = buffer.prefix(layer, int(rows.host[-1]) + 1)
+            buffer.received.observe(q, rows, k)
         return q
 
     def _observe(self, buffer: Buffer, active: _Active, leaves: Tensor, layer: int) -> None:
@@ -295,6 +337,18 @@ def _stays(active: _Active, plan: Plan, layer: int) -> Tensor:
         if isinstance(event, Leave) and event.layer == layer + 1:
             stays &= ~torch.isin(active.rows.host, event.rows)
     return stays
+
+
+def _before(event: Enter, stop: int) -> Enter:
+    inside = event.rows < stop
+    if bool(inside.all()):
+        return event
+    hidden = event.hidden
+    return replace(
+        event,
+        rows=event.rows[inside],
+        hidden=None if hidden is None else hidden[inside.to(hidden.device)],
+    )
 
 
 def _check(prompt: Prompt, plan: Plan) -> None:

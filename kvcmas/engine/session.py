@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvcmas.engine.accounting import Accounting
 from kvcmas.engine.adapter import ModelAdapter
-from kvcmas.engine.cache import Buffer, SegmentCache
+from kvcmas.engine.cache import Buffer, ContiguousBuffer, SegmentCache
 from kvcmas.engine.contract import Decision, Held, Method, Plan, State, Turn
 from kvcmas.engine.executor import Executor
 from kvcmas.engine.prefixes import PrefixStore
@@ -70,7 +70,7 @@ class TurnResult:
     holders: Mapping[int, str]
     source_bytes: int
     reference_bytes: int
-    buffer: Buffer | None
+    buffer: ContiguousBuffer | None
 
 
 class Engine:
@@ -140,8 +140,35 @@ class _Memory:
     references: dict[str, SegmentCache] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class OpenTurn:
+    """A turn that has its plan: to be executed, learned from and closed.
+
+    ``started`` and ``planned`` are the clock's readings around the method's planning.
+    """
+
+    node: Node
+    turn: Turn
+    sources: _Sources
+    plan: Plan
+    started: float
+    planned: float
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What a turn changed in the shared memory, whatever the method: see :class:`TurnResult`."""
+
+    first_seen: frozenset[int]
+    holders: Mapping[int, str]
+
+
 class Session:
-    """One user request on its way through a workflow."""
+    """One user request on its way through a workflow.
+
+    :meth:`run` is all of a turn. An engine with a prefill and a decoder of its own takes its parts:
+    :meth:`open`, then the plan, :meth:`learn`, its decoding, :meth:`close`.
+    """
 
     def __init__(self, engine: Engine, workflow: Workflow, request: str) -> None:
         self.engine = engine
@@ -173,36 +200,23 @@ class Session:
             UserError: the context is longer than the model allows.
             ValueError: a slot that holds other tokens than this prompt says.
         """
-        self._check_ids(prompt)
-        engine, method = self.engine, self.engine.method
-        turn = Turn(self.request, node.name, self._order[node.name], prompt, force or {})
+        engine, wants = self.engine, self.engine.method.wants
         room = len(output) if output is not None else max_new_tokens
-        sources = _Sources(self, prompt)
-        if method.wants.background_reference:
-            for segment in prompt.shared():
-                sources.reference(segment)
-            sources.charged = 0
-        t0 = engine.now()
-        plan = method.plan(turn, sources)
-        if engine.prefixes is not None:
-            plan = engine.prefixes.apply(turn, plan)
-        t1 = engine.now()
+        opened = self.open(node, prompt, force)
         prefill = engine.executor.run(
             prompt,
-            plan,
+            opened.plan,
             new_tokens=room,
-            hidden_layers=method.wants.hidden_layers,
-            received=method.wants.received == "all",
+            hidden_layers=wants.hidden_layers,
+            received=wants.received == "all",
         )
         first = int(prefill.logits[0].argmax())
         t2 = engine.now()
-        method.after_first_token(turn, sources, plan, prefill.buffer)
-        if engine.prefixes is not None:
-            engine.prefixes.learn(turn, prefill.buffer, engine.executor)
+        self.learn(opened, prefill.buffer)
         t3 = engine.now()
         continuation = None
-        if method.wants.received == "decode":
-            engine.executor.collect_received(prefill.buffer, prompt, plan)
+        if wants.received == "decode":
+            engine.executor.collect_received(prefill.buffer, prompt, opened.plan)
         if output is not None:
             ids, finish = tuple(output), "forced"
             if ids:
@@ -210,9 +224,7 @@ class Session:
         else:
             ids, finish = self._decode(prefill.buffer, first, max_new_tokens, stop_ids)
         t4 = engine.now()
-        first_seen, holders = self._note_users(node, prompt, ids)
-        if method.wants.sources:
-            self._keep(node, prompt, ids, prefill.buffer)
+        closed = self.close(opened, ids, prefill.buffer)
         t5 = engine.now()
         return TurnResult(
             node=node.name,
@@ -221,15 +233,69 @@ class Session:
             finish=finish,
             first_logits=prefill.logits[0],
             continuation_logits=continuation,
-            decisions=plan.decisions,
-            accounting=replace(prefill.accounting, reference_tokens=sources.charged),
-            times=Times(t1 - t0, t2 - t1, t3 - t2, t4 - t3, t5 - t4),
-            first_seen=first_seen,
-            holders=holders,
-            source_bytes=sum(held.cache.nbytes for held in self._memory.caches.values()),
-            reference_bytes=sum(cache.nbytes for cache in self._memory.references.values()),
+            decisions=opened.plan.decisions,
+            accounting=replace(prefill.accounting, reference_tokens=opened.sources.charged),
+            times=Times(
+                plan=opened.planned - opened.started,
+                prefill=t2 - opened.planned,
+                build=t3 - t2,
+                decode=t4 - t3,
+                capture=t5 - t4,
+            ),
+            first_seen=closed.first_seen,
+            holders=closed.holders,
+            source_bytes=self.source_bytes,
+            reference_bytes=self.reference_bytes,
             buffer=prefill.buffer if keep_buffer else None,
         )
+
+    @torch.inference_mode()
+    def open(self, node: Node, prompt: Prompt, force: Mapping[int, bool] | None = None) -> OpenTurn:
+        """Let the method plan a turn.
+
+        Raises:
+            ValueError: a slot that holds other tokens than this prompt says.
+        """
+        self._check_ids(prompt)
+        engine, method = self.engine, self.engine.method
+        turn = Turn(self.request, node.name, self._order[node.name], prompt, force or {})
+        sources = _Sources(self, prompt)
+        if method.wants.background_reference:
+            for segment in prompt.shared():
+                sources.reference(segment)
+            sources.charged = 0
+        started = engine.now()
+        plan = method.plan(turn, sources)
+        if engine.prefixes is not None:
+            plan = engine.prefixes.apply(turn, plan)
+        return OpenTurn(node, turn, sources, plan, started, engine.now())
+
+    @torch.inference_mode()
+    def learn(self, opened: OpenTurn, buffer: Buffer) -> None:
+        """Let method and prefix store learn from the executed prompt, after the first token."""
+        engine = self.engine
+        engine.method.after_first_token(opened.turn, opened.sources, opened.plan, buffer)
+        if engine.prefixes is not None:
+            engine.prefixes.learn(opened.turn, buffer, engine.executor)
+
+    @torch.inference_mode()
+    def close(self, opened: OpenTurn, output: tuple[int, ...], buffer: Buffer | None) -> Closed:
+        """Leave source caches of a buffer that covers prompt and output; None if none are kept."""
+        node, prompt = opened.node, opened.turn.prompt
+        first_seen, holders = self._note_users(node, prompt, output)
+        if buffer is not None and self.engine.method.wants.sources:
+            self._keep(node, prompt, output, buffer)
+        return Closed(first_seen, holders)
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the source caches held now."""
+        return sum(held.cache.nbytes for held in self._memory.caches.values())
+
+    @property
+    def reference_bytes(self) -> int:
+        """Bytes of the context-free references held now."""
+        return sum(cache.nbytes for cache in self._memory.references.values())
 
     def held(self, slot: str) -> Held | None:
         """The source cache of a slot, if anybody holds it."""
@@ -249,7 +315,7 @@ class Session:
         return self._memory.references[slot], len(prompt)
 
     def _decode(
-        self, buffer: Buffer, first: int, max_new_tokens: int, stop_ids: Sequence[int]
+        self, buffer: ContiguousBuffer, first: int, max_new_tokens: int, stop_ids: Sequence[int]
     ) -> tuple[tuple[int, ...], str]:
         """Greedy decoding on the materialised buffer.
 
@@ -297,6 +363,11 @@ class Session:
                 self._memory.caches[slot] = Held(buffer.extract(rows), node.name, exact)
             else:
                 self._memory.caches.pop(slot, None)
+
+    def reads_later(self, node: Node, prompt: Prompt) -> bool:
+        """Whether a later turn reads what this one reads or generates."""
+        slots = [node.out_slot, *(prompt.slot(i) for i in prompt.shared())]
+        return any(self._read_later(slot, node) for slot in slots)
 
     def _read_later(self, slot: str, node: Node) -> bool:
         now = self._order[node.name]

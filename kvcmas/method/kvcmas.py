@@ -132,6 +132,7 @@ class KVCMAS(Method):
         """Source caches when chained; references otherwise."""
         return Wants(
             sources=self.chained,
+            references=not self.chained,
             background_reference=not self.chained and self.reference == "background",
         )
 

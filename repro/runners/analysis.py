@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvcmas.engine.cache import Buffer, SegmentCache
+from kvcmas.engine.cache import ContiguousBuffer, SegmentCache
 from kvcmas.engine.contract import Plan
 from kvcmas.engine.executor import Executor
 from kvcmas.engine.segments import Prompt, Segment
@@ -68,7 +68,7 @@ def exact_turns(
 
 def dense(
     executor: Executor, prompt: Prompt, output: Sequence[int] = (), *, received: bool = False
-) -> Buffer:
+) -> ContiguousBuffer:
     """The buffer of a dense prefill and a forced output."""
     run = executor.run(prompt, Plan.make(prompt), new_tokens=len(output), received=received)
     if output:
