@@ -29,7 +29,7 @@ SCHEMA_VERSION: Final = 1
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 RunKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Action = Literal["dense", "reuse", "correct", "recompute"]
-DataLabel = Literal["hub", "local", "procedural"]
+DataLabel = Literal["hub", "local", "package", "procedural"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -119,7 +119,15 @@ class RunInfo(_Record):
     n: PositiveInt
     """Samples planned, warm-up included; the rows tell how many are complete."""
     max_new_tokens: PositiveInt
+    final_tokens: PositiveInt | None = None
+    """Limit of the last agent's turn, where it is another one."""
     workflow: str
+    agents: tuple[str, ...] = ()
+    """Display names, in the order of the agents' numbers."""
+    workload: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the benchmark's workload that are not its defaults."""
+    target_rho: Share | None = None
+    """Reuse ratio that the settings were calibrated for."""
     profile: str
     image_processor: str | None = None
     """What turned images and frames into the vision tower's input; None where there were none."""
@@ -136,6 +144,11 @@ class RunInfo(_Record):
         if (self.kind == "serve") != (self.serve is not None):
             raise ValueError("a run of kind serve, and no other, says what it served")
         return self
+
+    @property
+    def workload_label(self) -> str:
+        """The workload's settings as text: runs that differ in them measured different things."""
+        return " ".join(f"{key}={self.workload[key]}" for key in sorted(self.workload))
 
     @property
     def git_commit(self) -> str | None:

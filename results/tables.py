@@ -35,7 +35,13 @@ _COMPARABLE = (
     "data",
 )
 # ... and what they must share in addition if they ran the same benchmark.
-_COMPARABLE_IN_BENCH = ("data_sha256", "workflow", "max_new_tokens")
+_COMPARABLE_IN_BENCH = (
+    "data_sha256",
+    "workflow",
+    "workload_label",
+    "max_new_tokens",
+    "final_tokens",
+)
 
 
 @dataclass(frozen=True)

