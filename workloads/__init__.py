@@ -16,6 +16,8 @@ WORKLOADS: Mapping[str, str] = {
     "gsm8k": "workloads.gsm8k:GSM8K",
     "humaneval": "workloads.humaneval:HumanEval",
     "mmlu": "workloads.mmlu:MMLU",
+    "mathvista": "workloads.mathvista:MathVista",
+    "videomme": "workloads.videomme:VideoMME",
 }
 
 

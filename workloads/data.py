@@ -8,14 +8,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvcmas.errors import UserError
 from workloads.base import Dataset, DataSource, Sample
 
 Row = Mapping[str, Any]
+S = TypeVar("S", bound=Sample)
 # Makes a sample of a row, given its number from 0. Raises ValueError for a row that makes none.
-Parse = Callable[[int, Row], Sample]
+Parse = Callable[[int, Row], S]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,12 @@ def dataset(samples: Sequence[Sample], source: DataSource, label: str) -> Datase
     return Dataset(tuple(samples), source, label, digest.hexdigest())
 
 
-def read_hub(source: HubSource, split: str, parse: Parse) -> list[Sample]:
+def read_hub(
+    source: HubSource, split: str, parse: Parse[S], *, encoded: Sequence[str] = ()
+) -> list[S]:
     """Samples made from the rows of ``split``, downloaded or from the hub's local cache.
+
+    Images in the columns ``encoded`` arrive as ``{"bytes": ...}``, not decoded.
 
     Raises:
         UserError: the hub cannot be reached or lacks the dataset, or a row that ``parse`` refuses.
@@ -52,15 +57,15 @@ def read_hub(source: HubSource, split: str, parse: Parse) -> list[Sample]:
         rows = datasets.load_dataset(
             source.repo, source.config, split=split, revision=source.revision
         )
+        for column in encoded:
+            rows = rows.cast_column(column, datasets.Image(decode=False))
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"cannot load {source} from the hub ({reason}); "
             "give a directory with --data DIR or use --data procedural"
         ) from error
-    return [
-        _parsed(parse, number, row, f"{source} row {number}") for number, row in enumerate(rows)
-    ]
+    return [parsed(parse, number, row, f"{source} row {number}") for number, row in enumerate(rows)]
 
 
 def find_file(data: str | Path, bench: str, names: Sequence[str]) -> Path:
@@ -81,14 +86,14 @@ def find_file(data: str | Path, bench: str, names: Sequence[str]) -> Path:
     raise UserError(f"{path} has no {' or '.join(names)}")
 
 
-def read_jsonl(path: Path, fields: Sequence[str], parse: Parse) -> list[Sample]:
+def read_jsonl(path: Path, fields: Sequence[str], parse: Parse[S]) -> list[S]:
     """Samples made from the lines of a JSON-lines file (``.gz`` too) that has texts in ``fields``.
 
     Raises:
         UserError: an unreadable or empty file, or a line that is no such object or that ``parse``
             refuses with a ValueError; file and line are named.
     """
-    samples: list[Sample] = []
+    samples: list[S] = []
     number = 0
     try:
         with (
@@ -99,7 +104,7 @@ def read_jsonl(path: Path, fields: Sequence[str], parse: Parse) -> list[Sample]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     row = _row(line, f"{path}:{number}", fields)
-                    samples.append(_parsed(parse, len(samples), row, f"{path}:{number}"))
+                    samples.append(parsed(parse, len(samples), row, f"{path}:{number}"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, EOFError) as error:
@@ -109,7 +114,12 @@ def read_jsonl(path: Path, fields: Sequence[str], parse: Parse) -> list[Sample]:
     return samples
 
 
-def _parsed(parse: Parse, number: int, row: Row, place: str) -> Sample:
+def parsed(parse: Parse[S], number: int, row: Row, place: str) -> S:
+    """The sample of a row.
+
+    Raises:
+        UserError: ``parse`` refuses the row; ``place`` is named.
+    """
     try:
         return parse(number, row)
     except ValueError as error:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from workloads.vision_asked import Asked, draw_questions
 from workloads.vision_media import Kind, Pixels
 from workloads.vision_questions import Question
 from workloads.vision_shapes import (
@@ -24,7 +25,6 @@ from workloads.vision_shapes import (
     Scene,
 )
 
-SPLITS = ("test", "calibration")
 _SIZES = ((96, 96), (160, 112), (112, 176), (240, 96), (200, 200))
 
 
@@ -40,6 +40,10 @@ class Drawn:
         """Hash of the description."""
         return hashlib.sha256(repr(self.drawing).encode()).hexdigest()
 
+    def exists(self) -> bool:
+        """It is always there."""
+        return True
+
     def check(self) -> None:
         """See :class:`~workloads.vision_media.Media`; there is nothing to look for."""
 
@@ -48,34 +52,16 @@ class Drawn:
         return [self.drawing.draw()]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A picture and what is asked about it."""
-
-    drawing: Drawing
-    question: Question
-    task: str
-
-
-def asked(split: str, *, count: int, seed: int) -> list[Asked]:
-    """``count`` questions; the hash of picture and question decides which split may hold it.
+def asked_pictures(split: str, *, count: int, seed: int) -> list[Asked[Drawing]]:
+    """``count`` questions about pictures.
 
     Raises:
         ValueError: an unknown split.
     """
-    if split not in SPLITS:
-        raise ValueError(f"splits: {', '.join(SPLITS)}; {split}?")
-    rng, made, seen = random.Random(f"pictures/{split}/{seed}"), [], set()
-    while len(made) < count:
-        one = _TASKS[len(made) % len(_TASKS)](rng)
-        mark = hashlib.sha256(repr((one.drawing, one.question.text)).encode()).digest()
-        if mark not in seen and SPLITS[mark[0] % len(SPLITS)] == split:
-            seen.add(mark)
-            made.append(one)
-    return made
+    return draw_questions("pictures", _TASKS, split, count=count, seed=seed)
 
 
-def _count(rng: random.Random) -> Asked:
+def _count(rng: random.Random) -> Asked[Drawing]:
     items, size = _items(rng, rng.randint(3, 8))
     one = rng.choice(items)
     number = sum(i.shape == one.shape and i.colour == one.colour for i in items)
@@ -83,7 +69,7 @@ def _count(rng: random.Random) -> Asked:
     return Asked(Scene(*size, items), Question(text, str(number), "integer"), "count")
 
 
-def _colour(rng: random.Random) -> Asked:
+def _colour(rng: random.Random) -> Asked[Drawing]:
     items, size = _items(rng, 3, distinct=True)
     one = rng.choice(items)
     choices = _choices(rng, one.colour, list(COLOURS))
@@ -91,7 +77,7 @@ def _colour(rng: random.Random) -> Asked:
     return Asked(Scene(*size, items), Question(text, one.colour, "text", choices), "colour")
 
 
-def _position(rng: random.Random) -> Asked:
+def _position(rng: random.Random) -> Asked[Drawing]:
     items, size = _items(rng, 3, distinct=True)
     edge, word = rng.choice([(min, "furthest left"), (max, "furthest right")])
     one = edge(items, key=lambda item: item.x)
@@ -100,27 +86,27 @@ def _position(rng: random.Random) -> Asked:
     return Asked(Scene(*size, items), Question(text, one.shape, "text", choices), "position")
 
 
-def _bar(rng: random.Random) -> Asked:
+def _bar(rng: random.Random) -> Asked[Drawing]:
     chart = _chart(rng)
     i = rng.randrange(len(chart.names))
     text = f"What is the value of bar {chart.names[i]}?"
     return Asked(chart, Question(text, str(chart.values[i]), "integer"), "bar")
 
 
-def _difference(rng: random.Random) -> Asked:
+def _difference(rng: random.Random) -> Asked[Drawing]:
     chart = _chart(rng)
     answer = max(chart.values) - min(chart.values)
     text = "How much higher is the highest bar than the lowest one?"
     return Asked(chart, Question(text, str(answer), "integer"), "difference")
 
 
-def _all_bars(rng: random.Random) -> Asked:
+def _all_bars(rng: random.Random) -> Asked[Drawing]:
     chart = _chart(rng)
     text = "What are the values of the bars, from left to right?"
     return Asked(chart, Question(text, str(list(chart.values)), "list"), "bars")
 
 
-def _arrow(rng: random.Random) -> Asked:
+def _arrow(rng: random.Random) -> Asked[Drawing]:
     top = rng.randint(4, 9)
     line = NumberLine(
         rng.randint(150, 280), rng.randint(80, 120), top, rng.randint(5, 10 * top - 5)
@@ -131,7 +117,7 @@ def _arrow(rng: random.Random) -> Asked:
     return Asked(line, question, "arrow")
 
 
-_TASKS: tuple[Callable[[random.Random], Asked], ...] = (
+_TASKS: tuple[Callable[[random.Random], Asked[Drawing]], ...] = (
     _count,
     _colour,
     _bar,

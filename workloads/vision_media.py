@@ -1,11 +1,10 @@
-"""Images and clips of samples: where they lie, what identifies them, their pixels."""
+"""Images and clips: where they lie, what identifies them, their pixels."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kvcmas.errors import UserError
-from workloads.base import Dataset, DataSource, Sample
-from workloads.data import dataset
 
 Kind = Literal["image", "video"]
 # One picture, [height, width, 3], RGB.
@@ -42,6 +39,10 @@ class Media(Protocol):
         """Identity of the content, for the dataset's hash."""
         ...
 
+    def exists(self) -> bool:
+        """Whether it is where it should be."""
+        ...
+
     def check(self) -> None:
         """Look whether it can be opened, without decoding all of it.
 
@@ -59,13 +60,6 @@ class Media(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisualSample(Sample):
-    """A sample that asks about an image or a clip, which is part of slot ``q``."""
-
-    media: Media
-
-
 @dataclass(frozen=True)
 class ImageFile:
     """An image in a file; ``name`` is its path within the benchmark's folder."""
@@ -77,6 +71,10 @@ class ImageFile:
     def fingerprint(self) -> str:
         """Hash of the file."""
         return _sha256(self._content())
+
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self.path.is_file()
 
     def check(self) -> None:
         """See :class:`Media`."""
@@ -108,6 +106,10 @@ class ImageBytes:
     def fingerprint(self) -> str:
         """Hash of the encoded image."""
         return _sha256(self.content)
+
+    def exists(self) -> bool:
+        """It is always there."""
+        return True
 
     def check(self) -> None:
         """See :class:`Media`."""
@@ -143,27 +145,6 @@ def on_white(image: Image.Image) -> Image.Image:
     layer = image.convert("RGBA")
     paper = Image.new("RGBA", layer.size, (255, 255, 255, 255))
     return Image.alpha_composite(paper, layer).convert("RGB")
-
-
-def visual_dataset(
-    samples: Sequence[VisualSample], source: DataSource, label: str, missing: Sequence[str] = ()
-) -> Dataset:
-    """``samples`` with their provenance; the hash covers texts and media, not where media lie.
-
-    ``missing`` are the samples that had to be left out.
-    """
-    plain = [
-        Sample(s.id, s.question, s.answer, {**s.meta, "media": s.media.fingerprint()})
-        for s in samples
-    ]
-    made = dataset(plain, source, label)
-    return replace(made, samples=tuple(samples), missing=tuple(missing))
-
-
-def some(names: Sequence[str], limit: int = 5) -> str:
-    """The first few of ``names``, and how many more there are."""
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
 
 
 def _complaint(name: str, error: BaseException) -> str:

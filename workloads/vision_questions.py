@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from workloads.answers import NO_NUMBER, numbers, plain
 from workloads.base import Score
@@ -65,12 +65,6 @@ class Question:
             _number(self.answer)
         elif self.answer_type == "list":
             _gold_list(self.answer)
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What scoring needs beside text and answer, JSON-able."""
-        known = asdict(self)
-        return {k: known[k] for k in ("answer_type", "choices", "unit", "precision")}
 
     @property
     def prompt(self) -> str:

@@ -46,6 +46,10 @@ class Clip:
             digest.update(file.read(_EDGE_BYTES))
         return digest.hexdigest()
 
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self.path.is_file()
+
     def check(self) -> None:
         """See :class:`~workloads.vision_media.Media`."""
         with _opened(self) as container:

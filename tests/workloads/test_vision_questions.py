@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -126,17 +125,6 @@ def test_prompts_say_what_form_the_answer_has() -> None:
     assert "list of numbers" in LIST.prompt
     panels = Question("Which?", "(b)", "text", ("(c)", "(a)", "(b)"))
     assert panels.prompt == "Which?\nChoices: (c), (a), (b)\nAnswer with a choice."
-
-
-def test_meta_is_what_scoring_needs_beside_the_answer() -> None:
-    meta = ONE.meta
-    assert json.loads(json.dumps(meta)) == {
-        "answer_type": "float",
-        "choices": [],
-        "unit": None,
-        "precision": 1,
-    }
-    assert Question(ONE.text, ONE.answer, **meta) == ONE
 
 
 @pytest.mark.parametrize(
