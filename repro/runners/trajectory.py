@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcmas.engine.session import Engine, TurnResult
+from kvcmas.engine.vision import Picture
 from kvcmas.engine.workflow import QUERY, Node
 from repro.runners.likelihood import Likelihood, likelihoods
 from workloads.base import Choosing, Sample, Score, Workload
@@ -25,12 +26,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A sample's turns in order, its score, and the likelihoods of the replies asked about."""
+    """A sample's turns in order, its score, and the likelihoods of the replies asked about.
+
+    ``look_s`` is what decoding and encoding the sample's picture took, once for all turns.
+    """
 
     sample: Sample
     steps: tuple[Step, ...]
     score: Score
     likelihoods: tuple[Likelihood, ...] = ()
+    look_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Runner:
     Attributes:
         max_new_tokens: limit of every turn.
         final_tokens: limit of the last turn, where it is another one.
+        look: the picture of a sample, if it has one; it opens slot ``q``.
         before_turn: called before each turn (memory counters are reset there).
         after_turn: called with each turn's result.
     """
@@ -65,6 +71,7 @@ class Runner:
     chat: ChatFormat
     max_new_tokens: int
     final_tokens: int | None = None
+    look: Callable[[Sample], Picture | None] = field(default=lambda sample: None)
     before_turn: Callable[[Node], None] = field(default=lambda node: None)
     after_turn: Callable[[TurnResult], None] = field(default=lambda result: None)
 
@@ -84,14 +91,18 @@ class Runner:
         choosing = self.workload if isinstance(self.workload, Choosing) and not replies else None
         texts = choosing.choices if choosing else replies
         wanted = [self.chat.encode_shared(text) for text in texts]
+        start = self.engine.now()
+        picture = self.look(sample)
+        look_s = self.engine.now() - start
         session = self.engine.session(self.workload.workflow, sample.id)
-        fills = {QUERY: self.chat.encode_shared(sample.question)}
+        fills = {QUERY: self._query(sample, picture)}
+        visuals = {} if picture is None else {QUERY: (picture.at(0),)}
         nodes = self.workload.workflow.nodes
         steps = []
         for node in nodes:
             last = node is nodes[-1]
             filled = [s for s in self.workload.workflow.consumes(node) if s in fills]
-            prompt = self.chat.segments(self.workload.message(node, filled), fills)
+            prompt = self.chat.segments(self.workload.message(node, filled), fills, visuals)
             self.before_turn(node)
             result = session.run(
                 node,
@@ -120,7 +131,13 @@ class Runner:
             score = choosing.choose(sample, final.text, [one.nats for one in found])
         else:
             score = self.workload.score(sample, final.text)
-        return Trajectory(sample, tuple(steps), score, found)
+        return Trajectory(sample, tuple(steps), score, found, 0.0 if picture is None else look_s)
+
+    def _query(self, sample: Sample, picture: Picture | None) -> tuple[int, ...]:
+        """The ids of slot ``q``: the picture's placeholders on a line of their own, then words."""
+        if picture is None:
+            return self.chat.encode_shared(sample.question)
+        return (*picture.ids, *self.chat.encode_shared(f"\n{sample.question}"))
 
     def _limit(self, replies: Sequence[tuple[int, ...]]) -> int:
         """Tokens of the last turn, whose buffer needs room for the replies."""
