@@ -12,20 +12,21 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "droidspeak": "DroidSpeak",
         "cacheblend": "CacheBlend",
         "relaycaching": "RelayCaching",
+        "epic": "EPIC",
         "graphflow": "GraphFlow",
         "kvcomm": "KVComm",
         "kvcmas": "KVCMAS",
     }
 )
-"""Method name to display name, in the order of the paper's tables."""
+"""Method name to display name, in the order of the paper's tables; EPIC is not in them."""
 
 
 def display_name(method: str) -> str:
-    """Return the paper's spelling of a method, or the name itself for a method of somebody else."""
+    """Return the usual spelling of a method, or the name itself for a method of somebody else."""
     return METHODS.get(method, method)
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Sort key: the paper's methods in the paper's order, then all others by name."""
+    """Sort key: the methods here in their order, then all others by name."""
     known = list(METHODS)
     return (known.index(method) if method in METHODS else len(known), method)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -20,10 +22,12 @@ from repro.commands.recorded import Setting, label
 from repro.commands.settings import parse_settings
 from repro.commands.tables import print_table, write_table
 from repro.profiles import CellSpec, load_profile, load_study
-from repro.runners.calibrate import Calibration
+from repro.runners.calibrate import ALWAYS
 from repro.runners.fidelity import Fidelity, FidelityCell
-from results.records import RunInfo, read_run, run_key
+from results.records import Run, RunInfo, read_run, run_key
+from results.schema import DataLabel
 from results.tables import build_table
+from traces.generator import GeneratorSettings, write_generated
 from traces.schema import Trace
 
 
@@ -38,34 +42,19 @@ def run_fidelity(request: Request, cells: Sequence[str] = (), study: str | None 
     for spec in specs:
         make_method(spec.method, spec.settings)
     setting = Setting(request, notes)
-    trace = setting.replayed()
-    opened = [_cell(setting, trace, spec) for spec in specs]
-    fidelity = Fidelity(
-        setting.adapter,
-        trace,
-        warm=setting.fidelity.warm,
-        answer_tokens=setting.fidelity.answer_tokens,
-        reference_prefix=setting.reference_prefix,
-    )
-    total, done = len(trace.workflows), 0
-    with progress_bar(notes) as progress:
-        task = progress.add_task(f"{len(opened)} cells, workflows", total=total)
-        try:
-            for done in fidelity.run(opened):
-                progress.update(task, completed=done)
-        except KeyboardInterrupt:
-            progress.stop()
-            notes.print(
-                f"interrupted after {done} of {total} workflows; "
-                "give the same command again to go on from there"
-            )
-            raise typer.Exit(INTERRUPTED) from None
-    runs = [read_run(cell.directory) for cell, _ in opened]
+    calibrated = [_Cell.of(setting, spec) for spec in specs]
+    replayed = _Replayed.recorded(setting)
+    runs = _run(setting, replayed, calibrated)
     tables = request.out / (study or "tables")
     for number in ("fidelity", "fidelity-edges", "fidelity-layers"):
         table = build_table(number, runs)
         if number == "fidelity":
             print_table(console, table)
+        write_table(table, tables)
+    if setting.fidelity.timing is not None and study is None:
+        timed = _run(setting, _Replayed.timed(setting), [cell.open() for cell in calibrated])
+        table = build_table("ttft", timed)
+        print_table(console, table)
         write_table(table, tables)
     notes.print(f"records are in {request.out}, tables in {tables}")
 
@@ -88,40 +77,134 @@ def _specs(profile: str, cells: Sequence[str], study: str | None) -> tuple[CellS
     return load_study(study) if study else load_profile(profile).fidelity.cells
 
 
-def _cell(setting: Setting, trace: Trace, spec: CellSpec) -> tuple[FidelityCell, RunInfo]:
-    calibration = _calibrated(setting, spec)
-    settings = make_method(spec.method, calibration.settings if calibration else spec.settings)
-    shown = label(spec.method, spec.settings)
-    if spec.rho is not None:
-        shown = f"{shown} rho={spec.rho:g}".strip()
-    if spec.rule is not None:
-        shown = f"{shown} by {spec.rule}".strip()
-    if spec.accept_all:
-        shown = f"{shown} accept all".strip()
-    parts, origin = setting.fidelity, trace.header.origin
+@dataclass(frozen=True)
+class _Cell:
+    """A cell with the settings that its calibration found."""
+
+    method: str
+    settings: Mapping[str, Any]
+    label: str
+    accept_all: bool
+
+    @classmethod
+    def of(cls, setting: Setting, spec: CellSpec) -> _Cell:
+        settings: Mapping[str, Any] = spec.settings
+        if spec.rho is not None:
+            calibrator = setting.calibrator
+            settings = calibrator.calibrate(spec.method, settings, spec.rho, spec.rule).settings
+        parts = (
+            label(spec.method, spec.settings),
+            "" if spec.rho is None else f"rho={spec.rho:g}",
+            "" if spec.rule is None else f"by {spec.rule}",
+            "accept all" if spec.accept_all else "",
+        )
+        whole = make_method(spec.method, settings).settings()
+        return cls(spec.method, whole, " ".join(filter(None, parts)), spec.accept_all)
+
+    def open(self) -> _Cell:
+        """The same with a gate that accepts whatever it is asked, and still asks."""
+        return replace(self, settings={**self.settings, **ALWAYS.get(self.method, {})})
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """What is replayed: workflows, of which the first only fill pools, and what they are."""
+
+    kind: str
+    bench: str
+    data: DataLabel
+    data_sha256: str
+    trace: Trace
+    warm: int
+    max_new_tokens: int
+    parts: tuple[int, ...]
+
+    @classmethod
+    def recorded(cls, setting: Setting) -> _Replayed:
+        trace, parts = setting.replayed(), setting.fidelity
+        origin = trace.header.origin
+        return cls(
+            "fidelity",
+            origin.get("bench", trace.header.kind),
+            origin.get("data", "local"),
+            origin.get("data_sha256", trace.header.sha256),
+            trace,
+            parts.warm,
+            origin.get("max_new_tokens", 1),
+            (parts.warm, parts.calibration, parts.n, parts.answer_tokens),
+        )
+
+    @classmethod
+    def timed(cls, setting: Setting) -> _Replayed:
+        timing = setting.fidelity.timing
+        if timing is None:
+            raise ValueError("the profile times nothing")
+        settings = GeneratorSettings(
+            vocab=setting.adapter.spec.vocab,
+            layout="L0",
+            shared=timing.shared,
+            output=1,
+            workflows=timing.warm + timing.n,
+            agents=2,
+        )
+        trace = write_generated(setting.request.out / f"trace-L0-{timing.shared}.jsonl", settings)
+        parts = (timing.warm, timing.n)
+        sha256 = trace.header.sha256
+        bench = f"L0 {timing.shared}"
+        return cls("fidelity-timing", bench, "procedural", sha256, trace, timing.warm, 1, parts)
+
+
+def _run(setting: Setting, replayed: _Replayed, cells: Sequence[_Cell]) -> list[Run]:
+    """Replay under every cell, with progress; Ctrl-C leaves what is done."""
+    opened = [_open(setting, replayed, cell) for cell in cells]
+    fidelity = Fidelity(
+        setting.adapter,
+        replayed.trace,
+        warm=replayed.warm,
+        answer_tokens=setting.fidelity.answer_tokens,
+        reference_prefix=setting.reference_prefix,
+    )
+    total, done = len(replayed.trace.workflows), 0
+    with progress_bar(setting.notes) as progress:
+        task = progress.add_task(f"{replayed.bench}: {len(opened)} cells, workflows", total=total)
+        try:
+            for done in fidelity.run(opened):
+                progress.update(task, completed=done)
+        except KeyboardInterrupt:
+            progress.stop()
+            setting.notes.print(
+                f"interrupted after {done} of {total} workflows of {replayed.bench}; "
+                "give the same command again to go on from there"
+            )
+            raise typer.Exit(INTERRUPTED) from None
+    return [read_run(cell.directory) for cell, _ in opened]
+
+
+def _open(setting: Setting, replayed: _Replayed, cell: _Cell) -> tuple[FidelityCell, RunInfo]:
+    settings = dict(cell.settings)
     key = run_key(
         {
             **setting.identity,
-            "kind": "fidelity",
-            "trace": trace.header.sha256,
-            "parts": [parts.warm, parts.calibration, parts.n, parts.answer_tokens],
-            "method": spec.method,
-            "settings": settings.settings(),
-            "accept_all": spec.accept_all,
+            "kind": replayed.kind,
+            "trace": replayed.trace.header.sha256,
+            "parts": replayed.parts,
+            "method": cell.method,
+            "settings": settings,
+            "accept_all": cell.accept_all,
         }
     )
-    directory = setting.request.out / "fidelity" / f"{spec.method.replace(':', '.')}-{key}"
-    requests = [w.request for w in trace.workflows]
+    directory = setting.request.out / replayed.kind / f"{cell.method.replace(':', '.')}-{key}"
+    workflows = replayed.trace.workflows
     info = RunInfo(
         run_key=key,
         created=datetime.now(UTC),
-        kind="fidelity",
-        bench=origin.get("bench", trace.header.kind),
-        data=origin.get("data", "local"),
-        data_sha256=origin.get("data_sha256", trace.header.sha256),
-        method=spec.method,
-        label=shown,
-        settings=json.loads(json.dumps(settings.settings())),
+        kind=replayed.kind,
+        bench=replayed.bench,
+        data=replayed.data,
+        data_sha256=replayed.data_sha256,
+        method=cell.method,
+        label=cell.label,
+        settings=json.loads(json.dumps(settings)),
         model=setting.resolved.name,
         model_revision=setting.resolved.revision,
         dtype=str(setting.adapter.spec.dtype).removeprefix("torch."),
@@ -130,22 +213,14 @@ def _cell(setting: Setting, trace: Trace, spec: CellSpec) -> tuple[FidelityCell,
         device=setting.adapter.spec.device.type,
         hardware=env.hardware(),
         seed=0,
-        sample_order_sha256=ids_sha256([ord(c) for r in requests for c in f"{r}\n"]),
-        pool_state="warm" if parts.warm else "cold",
-        n=len(trace.workflows),
-        max_new_tokens=origin.get("max_new_tokens", 1),
-        workflow=trace.header.topology,
+        sample_order_sha256=ids_sha256([ord(c) for w in workflows for c in f"{w.request}\n"]),
+        pool_state="warm" if replayed.warm else "cold",
+        n=len(workflows),
+        max_new_tokens=replayed.max_new_tokens,
+        workflow=replayed.trace.header.topology,
         profile=setting.request.profile,
         environment=env.environment(),
         command=shlex.join(["repro", *sys.argv[1:]]),
     )
-    cell = FidelityCell(
-        spec.method, settings.settings(), shown, key, directory, accept_all=spec.accept_all
-    )
-    return cell, info
-
-
-def _calibrated(setting: Setting, spec: CellSpec) -> Calibration | None:
-    if spec.rho is None:
-        return None
-    return setting.calibrator.calibrate(spec.method, spec.settings, spec.rho, spec.rule)
+    opened = FidelityCell(cell.method, settings, cell.label, key, directory, cell.accept_all)
+    return opened, info

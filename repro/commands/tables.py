@@ -58,6 +58,10 @@ VIEWS = {
         ),
         "time and memory": ("ttft_s", "ttft_ratio", "pool_bytes", "reference_bytes"),
     },
+    "ttft": {
+        "time": ("n", "anchors", "ttft_s", "ttft_ratio", "plan_share", "build_ratio"),
+        "work": ("row_layers", "row_layers_ratio", "flops_ratio", "reference_tokens"),
+    },
 }
 NAMES = ("setting", "bench", "method", "variant")
 

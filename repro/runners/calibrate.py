@@ -25,6 +25,12 @@ from repro.runners.profile import RULES, Profile, Profiler, Rule
 
 # Thresholds and the setting that holds them.
 THRESHOLD = {"kvcmas": "tau", "kvcomm": "gamma"}
+# Settings under which a method corrects everything that it can.
+ALWAYS: Mapping[str, Mapping[str, float]] = {
+    "kvcmas": {"tau": 1.0},
+    "kvcomm": {"gamma": 1.0},
+    "graphflow": {"dense_share": 0.0},
+}
 LOWEST, HIGHEST, STEPS, TOLERANCE = 1e-9, 1.0, 6, 0.01
 
 

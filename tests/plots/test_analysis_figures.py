@@ -196,7 +196,7 @@ def test_style_stays_inside_its_block() -> None:
 def test_every_method_has_a_look_of_its_own() -> None:
     from results.names import METHODS
 
-    assert set(METHODS) | {"epic", "oracle"} == set(style.METHODS)
+    assert set(METHODS) | {"oracle"} == set(style.METHODS)
     looks = list(style.METHODS.values())
     assert len({look.marker for look in looks}) == len(looks)
     assert len({look.colour for look in looks}) == len(looks)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from repro import cli
@@ -275,6 +276,11 @@ def test_fidelity_end_to_end(tmp_path: Path, run_here: Callable[..., Ended]) -> 
     assert max(kl for row in evaluated[("fullshared", "")] for kl in row.answer_kl) > 1e-4
     for row in evaluated[("kvcmas", "accept all")]:
         assert all(e.first or e.action == "correct" for e in row.edges if e.tokens)
+    timed = pd.read_csv(tmp_path / "tables" / "tablettft.csv", comment="#", keep_default_na=False)
+    assert timed["variant"].tolist() == ["", "", "ratio=1.0", "accept all", "rho=0.8"]
+    assert timed["row_layers_ratio"].tolist()[0] == 1
+    # Everything is accepted, whatever the calibrated threshold says.
+    assert len(set(timed["row_layers"].tolist()[3:])) == 1
 
 
 def test_run_records_do_not_depend_on_where_they_are_made(finished: tuple[Path, str]) -> None:
