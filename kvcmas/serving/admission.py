@@ -30,10 +30,13 @@ class _Known:
     remaining: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Turn:
+    """``stop`` is settled when the turn is scheduled, and stays when it comes back."""
+
     params: TurnParams
     prompt: Prompt
+    stop: int | None = None
 
 
 class Admission:
@@ -88,7 +91,7 @@ class Admission:
         turn = self._turns[key]
         if turn is None:
             return 0
-        stop = self._stop(turn)
+        stop = self._stop(turn) if turn.stop is None else turn.stop
         if stop and self._rows and self._rows + stop > self._budget:
             return None
         return stop
@@ -99,6 +102,7 @@ class Admission:
         if turn is None:
             return
         self._rows += stop
+        turn.stop = stop
         ids = tuple(turn.prompt.ids)
         self._begins.append(Begin(key, turn.params, ids, stop, tuple(blocks)))
 

@@ -79,6 +79,7 @@ class Desk:
 
     Attributes:
         reports: of turns that are over, oldest first; whoever reads them clears them.
+        after_seconds: spent on what serves no first token; whoever reads it clears it.
         failed_blocks: blocks that could not be filled at all; vLLM has to execute their rows.
     """
 
@@ -93,6 +94,7 @@ class Desk:
         self._turns: dict[str, _Turn] = {}
         self._flows: OrderedDict[FlowKey, _Flow] = OrderedDict()
         self.reports: list[TurnReport] = []
+        self.after_seconds = 0.0
         self.failed_blocks: set[int] = set()
         self.configure(config)
 
@@ -161,7 +163,7 @@ class Desk:
     @torch.inference_mode()
     def end(self, end: End) -> None:
         """Learn from a finished turn and keep what later turns read; then the blocks are free."""
-        turn = self._turns.pop(end.key)
+        started, turn = self._clock(), self._turns.pop(end.key)
         flow = self._flows.get(_flow_key(turn.begin.params))
         output = turn.begin.params.output
         known = tuple(end.output if output is None else output)
@@ -174,6 +176,7 @@ class Desk:
                 logger.exception("turn %s left nothing behind", end.key)
         self.reports.append(self._report(turn, flow, closed, len(known)))
         self._leave(turn, flow)
+        self.after_seconds += self._clock() - started
 
     def drop(self, drop: Drop) -> None:
         """Forget a turn that never finished; what it read stays as it was."""
@@ -196,9 +199,9 @@ class Desk:
             turn.seconds = Seconds(plan=engine.now() - started)
         else:
             opened = turn.opened
-            turn.seconds = Seconds(
-                plan=opened.planned - opened.started, background=opened.started - started
-            )
+            background = opened.started - started
+            turn.seconds = Seconds(plan=opened.planned - opened.started, background=background)
+            self.after_seconds += background
 
     def _load(self, turn: _Turn, begin: Begin) -> None:
         """Fill and execute the plug-in's rows; densely if the plan cannot be carried out."""

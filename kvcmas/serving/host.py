@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvcmas.engine.contract import State
 from kvcmas.errors import UserError
@@ -39,6 +39,7 @@ class HostOptions:
         pool_scope: likewise.
         reference_prefix: likewise.
         workflows: likewise.
+        forcing: requests may force their output (:mod:`kvcmas.serving.forcing`).
         stock: plain vLLM without connector, for the overhead comparison.
         dtype: ``float32`` or ``bfloat16``.
         max_logprobs: most logprobs that a request may ask for.
@@ -53,8 +54,9 @@ class HostOptions:
     pool_scope: str = "process"
     reference_prefix: tuple[int, ...] = ()
     workflows: int = 256
+    forcing: bool = False
     stock: bool = False
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     max_logprobs: int = 20
     seed: int = 0
 
@@ -89,22 +91,20 @@ class Step:
         emitted: what requests produced.
         reports: turns that the plug-in finished with; a turn's comes in a step after its last
             token. None come from a stock engine.
+        after_seconds: the part of :attr:`seconds` that served no first token, see ``Seconds``:
+            anchors, replayed outputs, source caches, background references.
     """
 
     started: float
     ended: float
     emitted: tuple[Emitted, ...] = ()
     reports: tuple[TurnReport, ...] = ()
+    after_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Wall time of the step."""
         return self.ended - self.started
-
-    @property
-    def after_seconds(self) -> float:
-        """The part of :attr:`seconds` that served no first token: see ``Seconds.after``."""
-        return sum(report.seconds.after for report in self.reports)
 
 
 @dataclass
@@ -129,7 +129,8 @@ class Host:
         self._serial = 0
         self._config = ServingConfig(method="nonshared")
         self._engine = _make_engine(self.directory, self.options)
-        self._core: Any = self._engine.engine_core.engine_core  # type: ignore[attr-defined]
+        client: Any = self._engine.engine_core
+        self._core = client.engine_core
 
     def configure(self, method: str, settings: dict[str, Any] | None = None) -> None:
         """Serve this method from now on: registered name or ``module:Class``, with empty pools.
@@ -215,9 +216,14 @@ class Host:
             stop_ids: token ids that end the output.
             output: ids that decoding is forced to take, one per token; ``max_tokens`` of them.
             logprobs: logprobs to return per token, ``max_logprobs`` at most.
+
+        Raises:
+            UserError: an ``output`` on an engine without ``forcing``.
         """
         from vllm import SamplingParams
 
+        if output is not None and not self.options.forcing:
+            raise UserError("this engine was made without forcing")
         extra: dict[str, Any] = {}
         if params is not None and not self.options.stock:
             extra["kv_transfer_params"] = params.to_kv_transfer_params()
@@ -259,8 +265,9 @@ class Host:
         started = time.perf_counter()
         outputs = self._engine.step() if self.busy else []
         ended = time.perf_counter()
-        reports = () if self.options.stock else tuple(self._rpc("serving_reports"))
-        return Step(started, ended, tuple(self._emit(output) for output in outputs), reports)
+        reports, after = ([], 0.0) if self.options.stock else self._rpc("serving_reports")
+        emitted = tuple(self._emit(output) for output in outputs)
+        return Step(started, ended, emitted, tuple(reports), after)
 
     def settle(self) -> list[Step]:
         """Step until nothing is left to do, requests included."""
@@ -332,7 +339,7 @@ def _make_engine(directory: Path, options: HostOptions) -> LLMEngine:
         EngineArgs(
             model=str(directory),
             skip_tokenizer_init=True,
-            dtype=options.dtype,  # type: ignore[arg-type]
+            dtype=options.dtype,
             enforce_eager=True,
             enable_prefix_caching=False,
             async_scheduling=False,
@@ -341,6 +348,7 @@ def _make_engine(directory: Path, options: HostOptions) -> LLMEngine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             max_logprobs=options.max_logprobs,
+            logits_processors=["kvcmas.serving.forcing:ForcedIds"] if options.forcing else None,
             disable_log_stats=True,
             seed=options.seed,
             **arguments,

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from kvcmas.engine.segments import Prompt, Segment
+from kvcmas.engine.segments import Prompt, pf, ph
 from kvcmas.engine.workflow import Node, Workflow
 from kvcmas.errors import UserError
 
@@ -163,9 +163,9 @@ class TurnParams(_Model):
         total = sum(segment.tokens for segment in self.segments)
         if total != len(ids):
             raise UserError(f"the segments hold {total} tokens, the prompt has {len(ids)}")
-        parts, start = [], 0
+        ids, parts, start = tuple(ids), [], 0
         for segment in self.segments:
-            kind = "PF" if segment.slot is None else "PH"
-            parts.append(Segment(kind, tuple(ids[start : start + segment.tokens]), segment.slot))
+            part = ids[start : start + segment.tokens]
+            parts.append(pf(part) if segment.slot is None else ph(segment.slot, part))
             start += segment.tokens
         return Prompt(tuple(parts))

@@ -28,11 +28,6 @@ class Seconds:
     extend: float = 0.0
     capture: float = 0.0
 
-    @property
-    def after(self) -> float:
-        """Seconds that are on nobody's own path to a first token."""
-        return self.background + self.build + self.extend + self.capture
-
 
 @dataclass(frozen=True)
 class TurnReport:

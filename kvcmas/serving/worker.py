@@ -42,11 +42,12 @@ class Worker(PlatformWorker):
         """
         self._desk().configure(ServingConfig.parse(config))
 
-    def serving_reports(self) -> list[TurnReport]:
-        """Reports since the last call."""
+    def serving_reports(self) -> tuple[list[TurnReport], float]:
+        """Reports and the seconds spent after first tokens, both since the last call."""
         desk = self._desk()
         reports, desk.reports = desk.reports, []
-        return reports
+        seconds, desk.after_seconds = desk.after_seconds, 0.0
+        return reports, seconds
 
     def serving_stats(self) -> dict[str, int]:
         """What the plug-in holds."""
