@@ -122,6 +122,12 @@ def tiny_qwen2() -> Loaded:
 
 
 @pytest.fixture(scope="session")
+def tiny_llava() -> Loaded:
+    """Random LLaVA-OneVision of the same scale: SigLIP tiles of 56 pixels, Qwen2, fp32."""
+    return _load("tiny-llava-onevision")
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Loaded:
     """SmolLM2-135M-Instruct, fp32; using it marks a test with ``model``."""
     return _load(SMALL_MODEL)
