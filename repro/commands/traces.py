@@ -58,11 +58,15 @@ def generate_command(
     notes = Console(stderr=True)
     ids, special, positions = (vocab or 0, frozenset[int](), None)
     if model is not None:
-        ids, special, positions = _ids_of(model, notes)
+        from repro.models import resolve
+        from repro.models.vocabulary import read_vocabulary
+
+        known = read_vocabulary(resolve(model, console=notes).path)
+        ids, special, positions = known.size, known.special, known.positions
     settings = GeneratorSettings(
         vocab=ids,
         layout=layout,
-        shared=_tokens(ctx),
+        shared=tokens_of(ctx),
         output=outputs,
         workflows=workflows,
         agents=agents,
@@ -95,32 +99,16 @@ def show_command(
         console.print(_bounds_table(trace))
 
 
-def _tokens(text: str) -> int:
-    """``2k`` is 2048."""
+def tokens_of(text: str) -> int:
+    """``2k`` is 2048.
+
+    Raises:
+        UserError: no number of tokens.
+    """
     number, factor = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
     if not (number.isascii() and number.isdigit()):
         raise UserError(f"--ctx {text!r} is no number of tokens; write 2k, 8k, 32k or 2048")
     return int(number) * factor
-
-
-def _ids_of(model: str, notes: Console) -> tuple[int, frozenset[int], int | None]:
-    """Ids that model and tokenizer both know, the special ones of them, and the positions."""
-    from transformers import AutoConfig
-
-    from repro.models import resolve
-    from repro.models.loading import load_tokenizer, quiet_transformers
-
-    path = resolve(model, console=notes).path
-    with quiet_transformers():
-        try:
-            config = AutoConfig.from_pretrained(path).get_text_config()
-            tokenizer = load_tokenizer(path)
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read vocabulary of {path}: {error}") from error
-    added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
-    positions = getattr(config, "max_position_embeddings", None)
-    return min(config.vocab_size, len(tokenizer)), frozenset(special), positions
 
 
 def _print_header(console: Console, trace: Trace) -> None:

@@ -21,6 +21,7 @@ from pydantic import (
 from kvcmas.errors import UserError
 from kvcmas.registry import suggestion
 from repro.models.loading import DType
+from repro.profiles.serve import ServeProfile
 
 
 class AccuracyProfile(BaseModel):
@@ -88,6 +89,7 @@ class Profile(BaseModel):
 
     accuracy: AccuracyProfile
     fidelity: FidelityProfile
+    serve: ServeProfile
 
 
 def profile_names() -> tuple[str, ...]:
@@ -125,7 +127,7 @@ def _names(folder: Traversable) -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
-P = TypeVar("P", AccuracyProfile, FidelityProfile)
+P = TypeVar("P", AccuracyProfile, FidelityProfile, ServeProfile)
 
 
 def override(profile: P, values: Mapping[str, Any]) -> P:

@@ -43,6 +43,7 @@ class ServeProfile(BaseModel):
     """Defaults of `repro serve`.
 
     Attributes:
+        engine: ``auto`` is vLLM where it is installed, else the Transformers engine.
         ctx: contexts that are served where none is named; keys of ``contexts`` are written alike.
         arrival: rates (agent requests per second, 0 for a single stream) of each arrival law.
         selective_rho: ratio of selective methods by that of delta methods (paper B.4).
@@ -58,7 +59,7 @@ class ServeProfile(BaseModel):
     model: str
     dtype: DType = "auto"
     device: str = "auto"
-    engine: Literal["vllm", "hf"] = "vllm"
+    engine: Literal["auto", "vllm", "hf"] = "auto"
     layout: Literal["T", "L0"] = "T"
     ctx: tuple[str, ...] = ("2k",)
     outputs: tuple[PositiveInt, ...] = (128,)

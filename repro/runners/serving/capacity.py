@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from pydantic import BaseModel, PositiveFloat, ValidationError
@@ -26,7 +26,6 @@ from repro.runners.offline import store
 from repro.runners.serving.clock import Clock
 from repro.runners.serving.engine import Request, ServingEngine
 from repro.runners.serving.loop import Answered, serve
-from results.records import run_key
 from traces.arrival import arrivals
 from traces.schema import TraceWorkflow
 
@@ -73,25 +72,32 @@ class Capacity(BaseModel):
     requests: int
 
 
-def measured_capacity(
-    path_of: Path,
-    identity: dict[str, Any],
-    workflow: TraceWorkflow,
-    make_engine: Callable[[Clock], ServingEngine],
-) -> Capacity:
-    """``C_here`` as measured before, or measured now on one workflow and kept.
+def kept_capacity(path: Path) -> Capacity | None:
+    """``C_here`` as it was measured before.
 
-    It is kept because all cells of a study, resumed or not, must be given the same rates.
+    Raises:
+        UserError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        return Capacity.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{path} is damaged; delete it to measure again") from error
+
+
+def measured_capacity(
+    path: Path, workflow: TraceWorkflow, make_engine: Callable[[Clock], ServingEngine]
+) -> Capacity:
+    """``C_here``, kept in ``path``, else measured now on one workflow and written there.
+
+    All cells of a study, resumed or not, must be given the same rates.
 
     Raises:
         UserError: the engine could not serve the workflow, or the file is damaged.
     """
-    path = path_of / f"capacity-{run_key(identity)}.json"
-    if path.exists():
-        try:
-            return Capacity.model_validate_json(path.read_text())
-        except (OSError, ValidationError) as error:
-            raise UserError(f"{path} is damaged; delete it to measure again") from error
+    if (kept := kept_capacity(path)) is not None:
+        return kept
     requests = [
         Request(workflow, turn, i, turn.prompt, {}, ()) for i, turn in enumerate(workflow.turns)
     ]

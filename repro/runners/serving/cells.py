@@ -27,7 +27,7 @@ class Study:
     Attributes:
         profile: with the command line on top of it.
         identity: what results depend on besides the cell: model, engine, packages, hardware.
-        capacity: NonShared's, here.
+        capacity: NonShared's, here; None where only the cells are of interest (dry run).
         recorded: real arrival times, for the law ``azure``.
     """
 
@@ -35,15 +35,21 @@ class Study:
     workload: Workload
     layers: int
     identity: Mapping[str, Any]
-    capacity: Capacity
+    capacity: Capacity | None
     out: Path
     recorded: Path | None = None
 
     @property
     def time_scale(self) -> float:
-        """Seconds here for one of the paper's machine; 1 for raw rates."""
+        """Seconds here for one of the paper's machine; 1 for raw rates.
+
+        Raises:
+            ValueError: it follows from a capacity that is not known.
+        """
         if self.profile.time_scale != "auto":
             return self.profile.time_scale
+        if self.capacity is None:
+            raise ValueError("the time scale needs NonShared's capacity")
         return paper_capacity(self.workload.prompts) / self.capacity.requests_per_s
 
 
@@ -150,6 +156,7 @@ def _cell(study: Study, spec: ServeMethod, rho: float, law: Law, qps: float, see
     )
     method = make_method(spec.method, {**chosen.settings, **spec.settings})
     made, schedule_settings = schedule(workload.workflows, chosen, seed)
+    known = study.capacity is not None
     rho = {"none": 0.0, "all": 1.0}.get(chosen.kind, rho)
     described = {
         "trace": workload.sha256,
@@ -158,7 +165,7 @@ def _cell(study: Study, spec: ServeMethod, rho: float, law: Law, qps: float, see
         "budget": [chosen.kind, chosen.rho],
         "rho": rho,
         "schedule": schedule_settings,
-        "arrival": [law, qps, study.time_scale, seed, str(study.recorded or "")],
+        "arrival": [law, qps, study.time_scale if known else None, seed, str(study.recorded or "")],
         "clock": profile.clock,
         "decode": profile.decode,
         "slo": [profile.slo_ttft_s, profile.slo_inter_token_s],

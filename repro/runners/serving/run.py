@@ -72,8 +72,8 @@ class Runner:
 
     def needed_bytes(self, cell: Cell) -> int:
         """What the cell is estimated to need."""
-        backend, longest = self._setting.backend, cell.study.workload.workflows[0]
-        return needed_bytes(cell.build(), longest, backend.adapter.spec, backend.weight_bytes)
+        sketch, longest = self._setting.backend.sketch, cell.study.workload.workflows[0]
+        return needed_bytes(cell.build(), longest, sketch.spec, sketch.weight_bytes)
 
     def fits(self, cell: Cell) -> bool:
         """Whether that is within the limit."""
@@ -91,17 +91,16 @@ class Runner:
                 continue
             if not has_pool(_pool_directory(cell), len(cell.study.workload.pool)):
                 missing.setdefault(cell.pool, cell)
-        adapter = self._setting.backend.adapter
         for group in self._groups(list(missing.values())):
             workload = group[0].study.workload
             names = ", ".join(cell.name for cell in group)
             self._on_step(f"filling pools from {len(workload.pool)} workflows: {names}")
             states = fill(
-                adapter,
+                self._setting.backend.adapter,
                 {cell.pool: cell.build() for cell in group},
                 workload.pool,
                 workload.topology,
-                self._setting.backend.reference_prefix,
+                self._setting.backend.sketch.reference_prefix,
             )
             for cell in group:
                 save_pool(_pool_directory(cell), len(workload.pool), states[cell.pool])
@@ -153,7 +152,7 @@ class Runner:
         used = 0
         for cell in cells:
             workload = cell.study.workload
-            pool = pool_bytes(cell.build(), workload.workflows[0], backend.adapter.spec)
+            pool = pool_bytes(cell.build(), workload.workflows[0], backend.sketch.spec)
             before = groups[-1][0].study.workload if groups else None
             same = before is not None and before.pool_sha256 == workload.pool_sha256
             if not same or used + pool > room / 2:
@@ -196,7 +195,7 @@ class Runner:
 
     def _info(self, cell: Cell, pool_entries: int, *, out_of_memory: bool = False) -> RunInfo:
         study, model, backend = cell.study, self._setting.model, self._setting.backend
-        workload, profile, spec = study.workload, study.profile, backend.adapter.spec
+        workload, profile, spec = study.workload, study.profile, backend.sketch.spec
         names = "\n".join(workflow.request for workflow in workload.workflows)
         return RunInfo(
             run_key=cell.key,
@@ -213,7 +212,7 @@ class Runner:
             dtype=str(spec.dtype).removeprefix("torch."),
             engine=backend.engine_name,
             attention=backend.attention,
-            device=spec.device.type,
+            device=backend.device,
             hardware=env.hardware(),
             seed=cell.seed,
             sample_order_sha256=ids_sha256(list(names.encode())),
