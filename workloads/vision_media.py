@@ -92,7 +92,7 @@ class ImageFile:
         try:
             return self.path.read_bytes()
         except OSError as error:
-            raise UserError(f"cannot read image {self.name}: {error.strerror}") from error
+            raise UserError(_complaint(self.name, error)) from error
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,11 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _complaint(name: str, error: BaseException) -> str:
-    # PIL's texts name buffers by their address; "cannot identify" is all they say.
-    reason = str(error).partition(" <_io")[0].partition(" '/")[0]
-    return f"cannot read image {name}: {reason or type(error).__name__}"
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:  # PIL's texts name the buffer by its address, or the file by its whole path
+        reason = str(error).partition(" <_io")[0].partition(" '/")[0] or type(error).__name__
+    return f"cannot read image {name}: {reason}"
 
 
 def _sha256(content: bytes) -> str:
