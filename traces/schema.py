@@ -3,7 +3,8 @@
 A trace is a JSONL file. Its first line is the header; every other line is one workflow. The
 header's ``sha256`` covers the workflow lines as bytes, in order. Within a workflow the ids of a
 slot are written where they appear first, as a turn's output or in a prompt; later prompts name the
-slot alone. (Version 1 repeated the ids in every prompt; it is still read.)
+slot alone. (Version 1 repeated the ids in every prompt; it is still read.) Images and videos are
+named by their hash; what they are lies beside the trace (``traces.features``).
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
+    model_serializer,
     model_validator,
 )
 
-from kvcmas.engine.segments import Prompt, Segment
+from kvcmas.engine.segments import Prompt, Segment, Visual
 from kvcmas.engine.workflow import Node, Workflow
 from kvcmas.errors import UserError
+from traces.features import features_folder, load_features
 
 TRACE_VERSION: Final = 2
 
@@ -42,11 +49,43 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class TraceVisual(_Model):
+    """An image or a video within a segment: its rows, and the hash that names its features."""
+
+    start: NonNegativeInt
+    rows: PositiveInt
+    sha256: str
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _beside(self, info: ValidationInfo) -> TraceVisual:
+        self._folder = (info.context or {}).get("features")
+        return self
+
+    @property
+    def visual(self) -> Visual:
+        """The picture, as the engine takes it.
+
+        Raises:
+            UserError: its features are not beside the trace.
+        """
+        return Visual(self.start, load_features(self._folder, self.sha256, self.rows), self.sha256)
+
+
 class TraceSegment(_Model):
-    """One segment: ``slot`` for a PH, None for a PF."""
+    """One segment: ``slot`` for a PH, None for a PF; and the pictures in it."""
 
     slot: str | None
     ids: tuple[NonNegativeInt, ...]
+    visuals: tuple[TraceVisual, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _words_have_no_pictures(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Traces of text are written as they were before there were pictures."""
+        data: dict[str, Any] = handler(self)
+        if not self.visuals:
+            data.pop("visuals", None)
+        return data
 
 
 class TraceTurn(_Model):
@@ -67,7 +106,10 @@ class TraceTurn(_Model):
     def prompt(self) -> Prompt:
         """The prompt, as the engine takes it."""
         return Prompt(
-            tuple(Segment("PH" if s.slot else "PF", s.ids, s.slot) for s in self.segments)
+            tuple(
+                Segment("PH" if s.slot else "PF", s.ids, s.slot, tuple(v.visual for v in s.visuals))
+                for s in self.segments
+            )
         )
 
     @classmethod
@@ -77,7 +119,17 @@ class TraceTurn(_Model):
             agent=node.agent,
             round=node.round,
             parents=node.parents,
-            segments=tuple(TraceSegment(slot=s.slot, ids=s.ids) for s in prompt.segments),
+            segments=tuple(
+                TraceSegment(
+                    slot=s.slot,
+                    ids=s.ids,
+                    visuals=tuple(
+                        TraceVisual(start=v.start, rows=len(v.rows), sha256=v.sha256)
+                        for v in s.visuals
+                    ),
+                )
+                for s in prompt.segments
+            ),
             output=tuple(output),
         )
 
@@ -189,12 +241,13 @@ def read_trace(path: Path) -> Trace:
     if not lines:
         raise UserError(f"{path}:1: an empty file is no trace")
     number = 1
+    beside = {"features": features_folder(path)}
     try:
         header = TraceHeader.model_validate_json(lines[0])
         workflows = []
         for line in lines[1:]:
             number += 1
-            workflows.append(TraceWorkflow.model_validate_json(line))
+            workflows.append(TraceWorkflow.model_validate_json(line, context=beside))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -207,35 +260,45 @@ def read_trace(path: Path) -> Trace:
 
 
 def _slots_once(workflow: TraceWorkflow) -> dict[str, Any]:
-    """The workflow as JSON, without the ids that an earlier turn already gave for a slot."""
+    """The workflow as JSON, without what an earlier turn already gave for a slot."""
     data = workflow.model_dump(mode="json")
-    known: dict[str, list[int]] = {}
+    known: dict[str, dict[str, Any]] = {}
     for turn, row in zip(workflow.turns, data["turns"], strict=True):
         for segment in row["segments"]:
-            slot, ids = segment["slot"], segment["ids"]
-            if slot is not None and known.setdefault(slot, ids) is not ids and known[slot] == ids:
-                del segment["ids"]
-        known.setdefault(turn.node.out_slot, row["output"])
+            slot, content = segment["slot"], _content(segment)
+            if slot is None:
+                continue
+            if slot not in known:
+                known[slot] = content
+            elif known[slot] == content:
+                for key in content:
+                    del segment[key]
+        known.setdefault(turn.node.out_slot, {"ids": row["output"]})
     return data
 
 
+def _content(segment: dict[str, Any]) -> dict[str, Any]:
+    """What fills a slot: its ids, and its pictures if it has any."""
+    return {key: segment[key] for key in ("ids", "visuals") if key in segment}
+
+
 def _filled_in(turn: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """The reverse for one turn; ``known`` collects the ids per slot."""
+    """The reverse for one turn; ``known`` collects the content per slot."""
     segments = turn.get("segments")
     if isinstance(segments, list):
         turn = {**turn, "segments": [_with_ids(segment, known) for segment in segments]}
     match turn:
         case {"agent": int(agent), "output": output}:
-            known.setdefault(Node(agent, turn.get("round", 1)).out_slot, output)
+            known.setdefault(Node(agent, turn.get("round", 1)).out_slot, {"ids": output})
     return turn
 
 
 def _with_ids(segment: Any, known: dict[str, Any]) -> Any:
     match segment:
-        case {"slot": str(slot), "ids": ids}:
-            known.setdefault(slot, ids)
+        case {"slot": str(slot), "ids": _}:
+            known.setdefault(slot, _content(segment))
         case {"slot": str(slot)} if slot in known:
-            return {**segment, "ids": known[slot]}
+            return {**segment, **known[slot]}
     return segment
 
 

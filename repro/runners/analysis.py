@@ -76,7 +76,7 @@ def dense(
     return run.buffer
 
 
-def context_free(executor: Executor, prefix: Sequence[int], ids: Sequence[int]) -> SegmentCache:
-    """The context-free reference of a segment: after ``prefix`` alone, which is dropped."""
-    prompt = Prompt((Segment("PF", tuple(prefix)), Segment("PF", tuple(ids))))
+def context_free(executor: Executor, prefix: Sequence[int], shared: Segment) -> SegmentCache:
+    """The context-free reference of ``shared``: after ``prefix`` alone, which is dropped."""
+    prompt = Prompt((Segment("PF", tuple(prefix)), shared))
     return dense(executor, prompt).extract(prompt.rows(1))

@@ -82,8 +82,8 @@ class Chain:
                 for (reference, correction), result in zip(self._engines, results, strict=True):
                     yield from _served(truth, turn, segment, reference, correction, result)
                 if segment.slot not in references:
-                    ids = truth.prompt.segments[segment.index].ids
-                    references[segment.slot] = context_free(self._executor, self._prefix, ids)
+                    shared = truth.prompt.segments[segment.index]
+                    references[segment.slot] = context_free(self._executor, self._prefix, shared)
                 yield from _rows(
                     truth,
                     turn,

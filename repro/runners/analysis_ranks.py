@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvcmas.engine.cache import SegmentCache
 from kvcmas.engine.executor import Executor
-from kvcmas.engine.segments import Prompt
+from kvcmas.engine.segments import Prompt, Segment
 from kvcmas.pool.anchors import REFERENCE
 from kvcmas.pool.lowrank import flat
 from repro.runners.analysis import ExactTurn, context_free, dense, exact_turns
@@ -119,8 +119,8 @@ def system_deltas(
         for segment in turn.segments[:1]:
             own = turn.prompt.ids[: turn.prompt.rows(segment.index).start]
             if own:
-                ids = turn.prompt.segments[segment.index].ids
-                user = _Leading(turn.node, own, ids, segment.cache)
+                shared = turn.prompt.segments[segment.index]
+                user = _Leading(turn.node, own, shared, segment.cache)
                 leading.setdefault(segment.slot, []).append(user)
     for slot, users in leading.items():
         for a, b in combinations(users, 2):
@@ -132,18 +132,18 @@ def system_deltas(
             ("pf_bare", ()),
         )
         for kind, prefix in kinds:
-            reference = (REFERENCE, context_free(executor, prefix, users[0].ids))
+            reference = (REFERENCE, context_free(executor, prefix, users[0].shared))
             for user in users:
                 here = (user.node, user.cache)
                 yield Matrices.delta(kind, slot, reference, here, len(user.own))
 
 
 class _Leading(NamedTuple):
-    """A segment ``ids`` of a turn that nothing precedes but the agent's ``own`` ids."""
+    """A segment of a turn that nothing precedes but the agent's ``own`` ids."""
 
     node: str
     own: list[int]
-    ids: tuple[int, ...]
+    shared: Segment
     cache: SegmentCache
 
 
