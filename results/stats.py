@@ -123,6 +123,54 @@ def cluster_bootstrap(
     return Estimate(point, *_resampled((sums, counts), pooled_mean, seed, n_resamples, level))
 
 
+def cluster_percentile(
+    values: Values,
+    clusters: Sequence[str],
+    q: float,
+    *,
+    seed: int,
+    n_resamples: int = 2_000,
+    level: float = 0.95,
+) -> Estimate:
+    """q-th percentile (0 to 100) of all values; its interval from resampling whole clusters.
+
+    See :func:`cluster_bootstrap` for clusters. Raises ValueError if the lengths differ.
+    """
+    data = _numbers(values)
+    point, counts = percentile(data, q), _cluster_counts(data, clusters, seed, n_resamples)
+    if counts is None:
+        return Estimate(point, math.nan, math.nan)
+    drawn = _weighted_percentile(data, counts, q)
+    return Estimate(point, *_middle(drawn, level))
+
+
+def percentile_ratio(
+    a: Values,
+    b: Values,
+    clusters: Sequence[str],
+    q: float,
+    *,
+    seed: int,
+    n_resamples: int = 2_000,
+    level: float = 0.95,
+) -> Estimate:
+    """Ratio of the q-th percentiles of ``a`` and ``b``, with a[i] and b[i] on the same request.
+
+    A resample takes the same clusters on both sides. Raises ValueError if the lengths differ.
+    """
+    first, second = _numbers(a), _numbers(b)
+    if first.size != second.size:
+        raise ValueError(f"{first.size} values paired with {second.size}")
+    if not first.size:
+        return Estimate(math.nan, math.nan, math.nan)
+    point = percentile(first, q) / percentile(second, q)
+    counts = _cluster_counts(first, clusters, seed, n_resamples)
+    if counts is None:
+        return Estimate(point, math.nan, math.nan)
+    drawn = _weighted_percentile(first, counts, q) / _weighted_percentile(second, counts, q)
+    return Estimate(point, *_middle(drawn, level))
+
+
 def holm_bonferroni(p_values: Values) -> list[float]:
     """Holm's step-down adjusted p-values, in the order given (family-wise error rate).
 
@@ -214,6 +262,42 @@ def _resampled(
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def _cluster_counts(
+    data: npt.NDArray[np.float64], clusters: Sequence[str], seed: int, n_resamples: int
+) -> npt.NDArray[np.int64] | None:
+    """How often each value is drawn, ``[resamples, values]``; None with fewer than two clusters."""
+    if data.size != len(clusters):
+        raise ValueError(f"{data.size} values in {len(clusters)} clusters")
+    _, member = np.unique(np.asarray(clusters, dtype=str), return_inverse=True)
+    groups = int(member.max()) + 1 if member.size else 0
+    if groups < 2:
+        return None
+    drawn = np.random.default_rng(seed).integers(groups, size=(n_resamples, groups))
+    counts = np.stack([(drawn == group).sum(axis=1) for group in range(groups)], axis=1)
+    return counts[:, member]
+
+
+def _weighted_percentile(
+    data: npt.NDArray[np.float64], counts: npt.NDArray[np.int64], q: float
+) -> npt.NDArray[np.float64]:
+    """Linear percentile of ``data [values]``, each repeated as ``counts [resamples, values]``."""
+    order = np.argsort(data)
+    cumulated = counts[:, order].cumsum(axis=1)
+    rank = (cumulated[:, -1] - 1) * q / 100
+    low = np.floor(rank)
+
+    def at(index: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return data[order][(cumulated > index[:, None]).argmax(axis=1)]
+
+    below = at(low)
+    return np.asarray(below + (rank - low) * (at(np.ceil(rank)) - below))
+
+
+def _middle(drawn: npt.NDArray[np.float64], level: float) -> tuple[float, float]:
+    tail = 50 * (1 - level)
+    return percentile(drawn, tail), percentile(drawn, 100 - tail)
 
 
 def _reused(edge: EdgeRecord) -> bool:

@@ -140,6 +140,8 @@ class TableSpec:
     """Command that makes such runs; shown while there are none."""
     build: Build
     footer: Footer = provenance
+    header: Footer | None = None
+    """Lines that a reader needs before the first number, for instance that lengths are scaled."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class Table:
     columns: tuple[Column, ...]
     frame: pd.DataFrame
     footer: tuple[str, ...]
+    header: tuple[str, ...] = ()
 
     def shown(self, names: Sequence[str] | None = None) -> tuple[Column, ...]:
         """Columns to display: those named, in this order, or all but the empty optional ones."""
@@ -157,7 +160,7 @@ class Table:
             return tuple(
                 column
                 for column in self.columns
-                if not (column.hide_if_empty and self.frame[column.name].fillna("").eq("").all())
+                if not (column.hide_if_empty and self._empty(column.name))
             )
         by_name = {column.name: column for column in self.columns}
         if unknown := [name for name in names if name not in by_name]:
@@ -178,7 +181,8 @@ class Table:
 
         ``pandas.read_csv(path, comment="#")`` reads it.
         """
-        head = "".join(f"# {line}\n" for line in (self._caption, *self.footer))
+        lines = (self._caption, *self.header, *self.footer)
+        head = "".join(f"# {line}\n" for line in lines)
         # Twelve digits: the last ones of a sum depend on the machine, and files are compared.
         body = self.frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")
         path.write_text(head + body, encoding="utf-8")
@@ -186,16 +190,25 @@ class Table:
     def to_parquet(self, path: Path) -> None:
         """Write the full values; ``pandas.read_parquet`` returns title and footer in ``attrs``."""
         frame = self.frame.copy(deep=False)
-        frame.attrs = {"title": self._caption, "footer": list(self.footer)}
+        frame.attrs = {"title": self._caption, "footer": [*self.header, *self.footer]}
         frame.to_parquet(path, index=False)
 
     def to_markdown(self) -> str:
         """Render the displayed cells as a Markdown table with its footer."""
-        return render.markdown(self._caption, self.headings(), self.display_rows(), self.footer)
+        return render.markdown(
+            self._full_caption, self.headings(), self.display_rows(), self.footer
+        )
 
     def to_latex(self) -> str:
         """Render the displayed cells as a LaTeX table float (booktabs) with its footer."""
-        return render.latex(self._caption, self.headings(), self.display_rows(), self.footer)
+        return render.latex(self._full_caption, self.headings(), self.display_rows(), self.footer)
+
+    def _empty(self, name: str) -> bool:
+        return all(pd.isna(value) or value == "" for value in self.frame[name])
+
+    @property
+    def _full_caption(self) -> str:
+        return " ".join((f"{self._caption}.", *self.header)) if self.header else self._caption
 
     @property
     def _caption(self) -> str:
@@ -213,6 +226,7 @@ def register(
     kinds: Iterable[str],
     command: str,
     footer: Footer = provenance,
+    header: Footer | None = None,
 ) -> Callable[[Build], Build]:
     """Declare a function from comparable runs to a frame as the way table ``number`` is made.
 
@@ -223,7 +237,7 @@ def register(
         if number in _REGISTRY:
             raise TableError(f"table {number} is registered twice")
         _REGISTRY[number] = TableSpec(
-            number, title, tuple(columns), tuple(kinds), command, build, footer
+            number, title, tuple(columns), tuple(kinds), command, build, footer, header
         )
         return build
 
@@ -258,7 +272,8 @@ def build_table(number: str, runs: Sequence[Run]) -> Table:
         else pd.DataFrame(columns=list(types)).astype(types)
     )
     footer = spec.footer(chosen) if chosen else (f"no records yet; made by: {spec.command}",)
-    return Table(spec, columns, frame, footer)
+    header = spec.header(chosen) if spec.header is not None and len(frame) else ()
+    return Table(spec, columns, frame, footer, header)
 
 
 def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:

@@ -63,7 +63,23 @@ VIEWS = {
         "work": ("row_layers", "row_layers_ratio", "flops_ratio", "reference_tokens"),
     },
 }
-NAMES = ("setting", "bench", "method", "variant")
+SERVING = {
+    "latency": (
+        *("state", "n", "lost", "ttft_p50_s", "ttft_p90_s"),
+        *("speedup_p50", "speedup_p90", "work_bound"),
+    ),
+    "load": (
+        *("qps_here", "load", "offered", "served_per_s"),
+        *("queue_p50_s", "service_s", "after_first_token_s"),
+    ),
+    "reuse": (
+        *("rho_entry", "rho_transition", "executed_share", "prefix_hits", "fallbacks"),
+        *("pool", "pool_bytes", "memory_bytes"),
+    ),
+    "decoding": ("inter_token_p50_s", "inter_token_p90_s", "tokens_per_s", "goodput_per_s"),
+}
+VIEWS |= dict.fromkeys(("7", "9", "10"), SERVING)
+NAMES = ("setting", "bench", "arrival", "qps", "rho", "method", "variant")
 
 
 def show_table(number: str, runs: Path, out: Path | None) -> None:
@@ -78,13 +94,18 @@ def show_table(number: str, runs: Path, out: Path | None) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print a table in views that fit a terminal, then its footer."""
     console.print(f"[bold]Table {table.spec.number}: {table.spec.title}[/]")
+    for line in table.header:
+        console.print(line, highlight=False, markup=False)
     shown = {column.name for column in table.shown()}
     names = [name for name in NAMES if name in shown]
     if "bench" in names and table.frame["bench"].nunique() == 1:
         names.remove("bench")  # the footer names it
     views = VIEWS.get(table.spec.number) or {"": tuple(n for n in shown if n not in names)}
     for view in views.values():
-        columns = [*names, *(name for name in view if name in shown)]
+        chosen = [name for name in view if name in shown]
+        if not chosen:
+            continue
+        columns = [*names, *chosen]
         rich_table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for i, heading in enumerate(table.headings(columns)):
             rich_table.add_column(heading, justify="left" if i < len(names) else "right")

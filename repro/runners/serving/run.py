@@ -172,26 +172,23 @@ class Runner:
         return self._pool[1]
 
     def _warm_up(self, cell: Cell, pool: State | None) -> None:
-        """One discarded workflow per kind of decision, on an engine of its own."""
+        """One discarded workflow on an engine of its own: dense first, reusing, refused at last."""
         if cell.shape in self._warmed:
             return
         workload = cell.study.workload
+        flow, clock = workload.warm_up, Clock("virtual")
         self._on_step(f"{cell.name}: warming up")
-        kinds = (False, True) if cell.budget.kind in ("controlled", "gate") else (True,)
-        clock = Clock("virtual")
         engine = self._setting.backend.engine(
             cell.build(), clock, topology=workload.topology, pool=pool
         )
-        served = 0
-        for accept in kinds:
-            flow = workload.warm_up.model_copy(update={"request": f"warm-up-{accept}"})
-            requests = [
-                Request(flow, t, i, p := t.prompt, dict.fromkeys(p.shared(), accept), ())
-                for i, t in enumerate(flow.turns)
-            ]
-            served += len(serve(engine, requests, arrivals((flow,), "even", 0.0), clock))
+        requests = []
+        for position, turn in enumerate(flow.turns):
+            prompt, last = turn.prompt, position == len(flow.turns) - 1
+            force = dict.fromkeys(prompt.shared(), not last)
+            requests.append(Request(flow, turn, position, prompt, force, ()))
+        serve(engine, requests, arrivals((flow,), "even", 0.0), clock)
         engine.close()
-        self._warmed[cell.shape] = served
+        self._warmed[cell.shape] = len(requests)
 
     def _info(self, cell: Cell, pool_entries: int, *, out_of_memory: bool = False) -> RunInfo:
         study, model, backend = cell.study, self._setting.model, self._setting.backend
