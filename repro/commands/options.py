@@ -17,7 +17,9 @@ Model = Annotated[
 ProfileName = Annotated[str, typer.Option("--profile", help="smoke, cpu or paper.")]
 Data = Annotated[
     str | None,
-    typer.Option("--data", envvar="REPRO_DATA", help="hub, procedural, or a directory or file."),
+    typer.Option(
+        "--data", envvar="REPRO_DATA", help="hub, package, procedural, or a directory or file."
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Where run directories and tables go.")]
 Set = Annotated[

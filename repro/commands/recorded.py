@@ -20,14 +20,15 @@ from kvcmas.registry import make_method
 from repro import env
 from repro.commands.options import Request
 from repro.commands.settings import check_writable, choose_device, parse_settings
+from repro.data import load_dataset
 from repro.models import load, resolve
 from repro.profiles import FidelityProfile, Profile, load_profile, override
 from repro.runners.calibrate import Calibrator
 from repro.runners.offline import Requests
-from repro.runners.record import record
+from repro.runners.record import record_trace
 from repro.runners.trajectory import Runner
 from results.records import run_key
-from traces.schema import Trace, TraceWorkflow, read_trace, write_trace
+from traces.schema import Trace, TraceWorkflow, read_trace
 from workloads.chat import ChatFormat
 
 
@@ -47,7 +48,7 @@ class Setting:
             raise UserError(f"fidelity has no setting {unknown[0]!r}; known: {', '.join(known)}")
         self.fidelity = override(self.profile.fidelity, values)
         check_writable(request.out)
-        accuracy = self.profile.accuracy
+        self.accuracy = accuracy = self.profile.accuracy.at(request.bench)
         self.data = request.data or accuracy.data
         self.resolved = resolve(request.model or accuracy.model, console=notes)
         device = choose_device(accuracy.device)
@@ -98,10 +99,10 @@ class Setting:
 
     def record(self) -> Path:
         """Record NonShared trajectories on the bench, or find those recorded before."""
-        accuracy, parts = self.profile.accuracy, self.fidelity
+        accuracy, parts = self.accuracy, self.fidelity
         options = accuracy.workload.get(self.request.bench, {})
         workload = workloads.get(self.request.bench, **options)
-        dataset = workload.load(self.data, split=accuracy.split, seed=0)
+        dataset = load_dataset(workload, self.data, split=accuracy.split, console=self.notes)
         wanted = parts.warm + parts.calibration + parts.n
         if len(dataset.samples) < wanted:
             raise UserError(f"{dataset.label} has {len(dataset.samples)} samples, not {wanted}")
@@ -123,19 +124,14 @@ class Setting:
             Engine(self.adapter, NonShared()), workload, self.chat, parts.max_new_tokens
         )
         samples = dataset.samples[:wanted]
-        partial = path.with_suffix(".partial")
-        rows = record(runner, samples, partial)
-        described = f"recording {len(samples)} trajectories"
-        recorded = list(track(rows, described, total=len(samples), console=self.notes))
-        write_trace(
+        described = f"recording {wanted} trajectories"
+        record_trace(
             path,
-            recorded,
-            kind="recorded",
-            topology=workload.workflow.name,
-            vocab=self.adapter.spec.vocab,
-            origin=origin,
+            runner,
+            samples,
+            origin,
+            lambda rows: track(rows, described, total=wanted, console=self.notes),
         )
-        partial.unlink(missing_ok=True)
         return path
 
     @cached_property

@@ -24,26 +24,8 @@ from repro.models.loading import DType
 from repro.profiles.serve import ServeProfile
 
 
-class AccuracyProfile(BaseModel):
-    """Defaults of `repro accuracy`. Settings in ``settings`` are per method."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str
-    dtype: DType = "auto"
-    device: str = "auto"
-    data: str = "hub"
-    split: str = "test"
-    n: PositiveInt
-    seed: int = 0
-    max_new_tokens: PositiveInt
-    methods: tuple[str, ...]
-    workload: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-
 class CellSpec(BaseModel):
-    """One row of `repro fidelity`: a method, settings, and how its reuse ratio is set.
+    """One row of a comparison: a method, settings, and how its reuse ratio is set.
 
     ``rho`` calibrates the method's budget, ``rule`` says how an offline profile chooses layers
     for it (None: the method's own way); ``accept_all`` accepts every correction; without ``rho``
@@ -65,11 +47,70 @@ class CellSpec(BaseModel):
         return self
 
 
+class TimingProfile(BaseModel):
+    """Requests of random ids in layout L0 on which every cell's reuse turn is timed.
+
+    Two agents read ``shared`` tokens. ``warm`` requests fill the pools, ``n`` are timed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shared: PositiveInt
+    warm: NonNegativeInt
+    n: PositiveInt
+
+
+class AccuracyProfile(BaseModel):
+    """Defaults of `repro accuracy`.
+
+    Attributes:
+        n: evaluated samples, at most.
+        orders: how often methods that learn from requests are run, each time in another order
+            (Table 5); ``seed`` is the first order's.
+        final_tokens: limit of the last agent's turn, where it is not ``max_new_tokens``.
+        warm: requests that fill the pools first; they are not evaluated.
+        calibration: requests on which budgets are found for the cells with a ``rho``.
+        held_out: where those come from: the ``rest`` of the split, behind the evaluated samples,
+            or a ``calibration`` split.
+        settings: of each method, below those of its cells.
+        workload: settings of each benchmark's workload.
+        benches: what is different for one benchmark.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dtype: DType = "auto"
+    device: str = "auto"
+    data: str = "hub"
+    split: str = "test"
+    n: PositiveInt
+    seed: int = 0
+    orders: PositiveInt = 1
+    max_new_tokens: PositiveInt
+    final_tokens: PositiveInt | None = None
+    warm: NonNegativeInt = 0
+    calibration: NonNegativeInt = 0
+    held_out: Literal["rest", "calibration"] = "rest"
+    cells: tuple[CellSpec, ...]
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    workload: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    benches: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def at(self, bench: str) -> AccuracyProfile:
+        """The profile as it is for ``bench``.
+
+        Raises:
+            UserError: a wrong value in ``benches``.
+        """
+        return override(self, self.benches.get(bench, {}))
+
+
 class FidelityProfile(BaseModel):
     """Defaults of `repro record`, `repro calibrate` and `repro fidelity`.
 
     A trace holds ``warm`` workflows that fill the
-    pools, ``calibration`` ones, and ``n`` evaluated ones.
+    pools, ``calibration`` ones, and ``n`` evaluated ones. None as ``timing`` times nothing apart.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,6 +120,7 @@ class FidelityProfile(BaseModel):
     n: PositiveInt
     max_new_tokens: PositiveInt
     answer_tokens: PositiveInt = 16
+    timing: TimingProfile | None = None
     cells: tuple[CellSpec, ...]
 
 

@@ -1,13 +1,15 @@
-"""`repro accuracy`: one cell per method, resumable after every sample."""
+"""`repro accuracy`: cells of methods, resumable after every sample."""
 
 from __future__ import annotations
 
+import json
 import random
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ from kvcmas.engine.contract import Plan
 from kvcmas.engine.segments import Prompt, ids_sha256, pf
 from kvcmas.engine.session import Engine
 from kvcmas.errors import UserError
-from kvcmas.registry import find_method, make_method, setting_names, suggestion
+from kvcmas.registry import make_method
 from repro import env
 from repro.models import ResolvedModel, load
 from repro.models.loading import DType
+from repro.profiles import CellSpec
+from repro.runners.cells import Cell, depends_on_order, variant
 from repro.runners.checkpoint import Checkpoint
 from repro.runners.first_tokens import FirstTokens, compare
 from repro.runners.memory import PeakMemory
+from repro.runners.replay import warm_up
 from repro.runners.rows import edge_records, measured
 from repro.runners.trajectory import Runner, Step, Trajectory
 from results.records import (
@@ -35,6 +40,7 @@ from results.records import (
     TurnRecord,
     run_key,
 )
+from traces.schema import TraceWorkflow
 from workloads.base import Dataset, Sample, Workload
 from workloads.chat import ChatFormat
 
@@ -44,57 +50,74 @@ WARMUP_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One method on one bench: what it is, and the key of everything that changes its result."""
-
-    method: str
-    settings: Mapping[str, Any]
-    label: str
-    key: str
-    directory: Path
-
-
-@dataclass(frozen=True)
 class Setup:
     """What all cells of one command share.
 
     Attributes:
-        command: the command line as typed, for the record.
-        samples: the evaluated samples in the order they are run.
+        n: evaluated samples, at most.
+        warm: samples that fill the pools first; they are not evaluated.
+        calibration: samples on which budgets are found.
+        held_out: split that ``warm`` and ``calibration`` samples come from; None is the rest of the
+            evaluated one.
+        workload_options: the workload's settings that are not its defaults.
     """
 
     workload: Workload
     dataset: Dataset
-    samples: tuple[Sample, ...]
+    n: int
     model: ResolvedModel
     dtype: DType
     device: str
-    seed: int
     max_new_tokens: int
+    final_tokens: int | None
     profile: str
     out: Path
+    warm: int = 0
+    calibration: int = 0
+    held_out: Dataset | None = None
     workload_options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def order_sha256(self) -> str:
-        """Hash of the sample ids in running order."""
-        return ids_sha256([ord(c) for s in self.samples for c in f"{s.id}\n"])
+    def samples(self, seed: int) -> tuple[Sample, ...]:
+        """The evaluated samples in the order of ``seed``."""
+        return choose_samples(self.dataset, self.n, seed)
 
+    @property
+    def reserved(self) -> tuple[Sample, ...]:
+        """Samples that are never evaluated: those that fill pools, then those to calibrate on.
+
+        Raises:
+            UserError: there are too few.
+        """
+        evaluated = {sample.question for sample in self.dataset.samples[: self.n]}
+        source = self.held_out or self.dataset
+        # Benchmarks repeat questions, also from one split to another.
+        others = [sample for sample in source.samples if sample.question not in evaluated]
+        wanted = self.warm + self.calibration
+        if len(others) < wanted:
+            raise UserError(
+                f"{source.label} leaves {len(others)} samples beside the evaluated ones; "
+                f"{self.warm} to fill pools and {self.calibration} to calibrate on are wanted"
+            )
+        return tuple(others[:wanted])
+
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that changes any cell's result, method aside."""
+        """Everything that changes any cell's result, method and order aside."""
+        workflow = self.workload.workflow
         return {
             "bench": self.workload.name,
             "workload": dict(self.workload_options),
             "data": self.dataset.sha256,
-            "order": self.order_sha256,
             "model": self.model.revision,
             "dtype": self.dtype,
             "device": self.device,
             "max_new_tokens": self.max_new_tokens,
-            "workflow": self.workload.workflow.name,
+            "final_tokens": self.final_tokens,
+            "warm": [sample.id for sample in self.reserved[: self.warm]],
+            "workflow": workflow.name,
             "messages": [
-                repr(self.workload.message(node, self.workload.workflow.consumes(node)))
-                for node in self.workload.workflow.nodes
+                repr(self.workload.message(node, workflow.consumes(node)))
+                for node in workflow.nodes
             ],
             "torch": env.environment()["packages"]["torch"],
             "transformers": env.environment()["packages"]["transformers"],
@@ -111,24 +134,54 @@ def choose_samples(dataset: Dataset, n: int, seed: int) -> tuple[Sample, ...]:
     return tuple(chosen)
 
 
-def make_cells(setup: Setup, methods: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
+def order_sha256(samples: Sequence[Sample]) -> str:
+    """Hash of the sample ids in running order."""
+    return ids_sha256([ord(c) for s in samples for c in f"{s.id}\n"])
+
+
+def make_cells(
+    setup: Setup,
+    specs: Sequence[CellSpec],
+    seeds: Sequence[int],
+    calibrate: Callable[[CellSpec], Mapping[str, Any]],
+) -> list[Cell]:
     """Cells in running order, the baseline first so that the others can be compared with it.
+
+    Methods that depend on the order of requests have a cell for each of ``seeds``, others for the
+    first. ``calibrate`` returns the settings of a cell with a ``rho``.
 
     Raises:
         UserError: an unknown method or setting, or an illegal value.
     """
-    identity, cells = setup.identity(), []
-    names = sorted(methods, key=lambda name: name != BASELINE)
-    compared = BASELINE in methods
-    for name in names:
-        method = make_method(name, methods[name])
-        settings = method.settings()
-        defaults = make_method(name).settings()
-        changed = {k: v for k, v in settings.items() if v != defaults[k]}
-        key = run_key({**identity, "method": name, "settings": settings, "compared": compared})
-        label = " ".join(f"{k}={v}" for k, v in changed.items())
-        root = setup.out / f"{setup.workload.name}-{setup.model.name.replace('/', '--')}"
-        cells.append(Cell(name, settings, label, key, root / f"{name.replace(':', '.')}-{key}"))
+    orders = {seed: order_sha256(setup.samples(seed)) for seed in seeds}
+    compared = any(spec.method == BASELINE for spec in specs)
+    root = setup.out / f"{setup.workload.name}-{setup.model.name.replace('/', '--')}"
+    cells = []
+    for spec in sorted(specs, key=lambda spec: spec.method != BASELINE):
+        chosen = spec.settings if spec.rho is None else calibrate(spec)
+        method = make_method(spec.method, chosen)
+        settings = json.loads(json.dumps(method.settings()))
+        for seed in seeds if depends_on_order(method) else seeds[:1]:
+            own = {
+                "order": orders[seed],
+                "method": spec.method,
+                "settings": settings,
+                "accept_all": spec.accept_all,
+                "compared": compared,
+            }
+            key = run_key({**setup.identity, **own})
+            cells.append(
+                Cell(
+                    method=spec.method,
+                    settings=settings,
+                    label=variant(spec),
+                    target_rho=spec.rho,
+                    accept_all=spec.accept_all,
+                    seed=seed,
+                    key=key,
+                    directory=root / f"{spec.method.replace(':', '.')}-{key}",
+                )
+            )
     return cells
 
 
@@ -148,58 +201,77 @@ class Accuracy:
 
     def warm_up(self) -> None:
         """One discarded prefill and decode on tokens of no sample, which no cell then pays for."""
-        engine = self._engine(BASELINE, {})
+        engine = self.engine(BASELINE, {})
         prompt = Prompt((pf([1] * WARMUP_TOKENS),))
         buffer = engine.executor.run(prompt, Plan.make(prompt), new_tokens=2).buffer
         engine.executor.extend(buffer, [1])
 
-    def run(self, cell: Cell, baseline: Cell | None) -> Iterator[int]:
+    def run(
+        self, cell: Cell, baseline: Cell | None, warm: Sequence[TraceWorkflow] = ()
+    ) -> Iterator[int]:
         """Run what is missing of a cell; yields the number of complete samples, first now.
+
+        ``warm`` are the recorded workflows that fill its pools, if there are to be any.
 
         Raises:
             UserError: a directory that cannot be written, or a context beyond the model's.
             RecordError: a directory that belongs to another run.
         """
+        samples = self.setup.samples(cell.seed)
         writer = RunWriter(cell.directory, self._info(cell))
         checkpoint = Checkpoint(cell.directory / "state")
         covered, state = checkpoint.load()
         done = min(covered, writer.completed())
         writer.truncate_to(done)
-        engine = self._engine(cell.method, cell.settings)
-        if done and state is not None:
+        engine = self.engine(cell.method, cell.settings)
+        if state is not None:
             engine.load_state(state)
+        elif warm and done < len(samples):
+            warm_up(engine, tuple(warm), self.setup.workload.workflow.name)
+            checkpoint.save(0, engine.state())
         first_tokens = FirstTokens(cell.directory if cell.method == BASELINE else None)
         reference = FirstTokens(baseline.directory if baseline else None)
         peaks: list[int] = []
-        runner = Runner(
+        runner = self.runner(
             engine,
-            self.setup.workload,
-            self.chat,
-            self.setup.max_new_tokens,
             before_turn=lambda node: self._memory.reset(),
             after_turn=lambda result: peaks.append(self._memory.bytes()),
         )
         yield done
-        for index in range(done, len(self.setup.samples)):
+        for index in range(done, len(samples)):
             peaks.clear()
-            trajectory = runner.run(self.setup.samples[index])
-            expected = reference.load(index)
+            trajectory = runner.run(samples[index], accept=True if cell.accept_all else None)
+            expected = reference.load(samples[index].id)
             turns = [
                 _turn_record(cell, index, i, step, trajectory.sample, engine, peaks[i], expected)
                 for i, step in enumerate(trajectory.steps)
             ]
-            first_tokens.save(index, [step.result for step in trajectory.steps])
+            first_tokens.save(samples[index].id, [step.result for step in trajectory.steps])
             writer.append_sample(turns, _sample_record(cell, index, trajectory, turns))
             checkpoint.save(index + 1, engine.state())
             yield index + 1
 
-    def _engine(self, method: str, settings: Mapping[str, Any]) -> Engine:
-        eos = self.tokenizer.bos_token_id
-        prefix = [eos] if isinstance(eos, int) else sorted(self.chat.stop_ids)[:1]
-        return Engine(self.adapter, make_method(method, settings), reference_prefix=prefix)
+    @property
+    def reference_prefix(self) -> tuple[int, ...]:
+        """BOS, else an end-of-turn token: an attention sink for context-free references."""
+        bos = self.tokenizer.bos_token_id
+        return (bos,) if isinstance(bos, int) else tuple(sorted(self.chat.stop_ids)[:1])
+
+    def engine(self, method: str, settings: Mapping[str, Any]) -> Engine:
+        """A fresh engine of a method on the loaded model."""
+        made = make_method(method, settings)
+        return Engine(self.adapter, made, reference_prefix=self.reference_prefix)
+
+    def runner(self, engine: Engine, **hooks: Any) -> Runner:
+        """A runner of the workload with the setup's limits; ``hooks`` are the runner's."""
+        setup = self.setup
+        return Runner(
+            engine, setup.workload, self.chat, setup.max_new_tokens, setup.final_tokens, **hooks
+        )
 
     def _info(self, cell: Cell) -> RunInfo:
         setup = self.setup
+        samples = setup.samples(cell.seed)
         return RunInfo(
             run_key=cell.key,
             created=datetime.now(UTC),
@@ -217,11 +289,17 @@ class Accuracy:
             attention="sdpa",
             device=self.adapter.spec.device.type,
             hardware=env.hardware(),
-            seed=setup.seed,
-            sample_order_sha256=setup.order_sha256,
-            n=len(setup.samples),
+            seed=cell.seed,
+            sample_order_sha256=order_sha256(samples),
+            pool_state="warm" if setup.warm else "cold",
+            n=len(samples),
             max_new_tokens=setup.max_new_tokens,
+            final_tokens=setup.final_tokens,
             workflow=setup.workload.workflow.name,
+            agents=setup.workload.agents,
+            workload=dict(setup.workload_options),
+            target_rho=cell.target_rho,
+            missing=setup.dataset.missing,
             profile=setup.profile,
             environment=self._environment,
             command=shlex.join(["repro", *sys.argv[1:]]),
@@ -277,30 +355,7 @@ def _sample_record(
         notes={
             "observations": {
                 step.result.node: step.observation for step in trajectory.steps if step.observation
-            }
+            },
+            **trajectory.score.notes,
         },
     )
-
-
-def apply_settings(
-    methods: Sequence[str], defaults: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Settings per method: the profile's, then ``key=value`` or ``method.key=value`` overrides.
-
-    A bare key goes to every chosen method that has such a setting.
-
-    Raises:
-        UserError: a key that no chosen method has.
-    """
-    chosen = {name: dict(defaults.get(name, {})) for name in methods}
-    for key, value in overrides.items():
-        owner, _, setting = key.rpartition(".")
-        targets = [owner] if owner else [m for m in methods if key in setting_names(find_method(m))]
-        if not targets or any(t not in chosen for t in targets):
-            known = sorted({f for m in methods for f in setting_names(find_method(m))})
-            raise UserError(
-                f"no chosen method has a setting {key!r}{suggestion(key, tuple(known))}"
-            )
-        for target in targets:
-            chosen[target][setting] = value
-    return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,12 +25,12 @@ class FirstTokens:
     def __init__(self, run_directory: Path | None) -> None:
         self._directory = run_directory / "first_tokens" if run_directory else None
 
-    def save(self, index: int, results: Sequence[TurnResult]) -> None:
+    def save(self, sample_id: str, results: Sequence[TurnResult]) -> None:
         """Keep the distributions of a sample's turns, with their prompts' hashes."""
         if self._directory is None:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        file = self._directory / f"{index:05d}.safetensors"
+        file = self._file(self._directory, sample_id)
         temporary = file.with_suffix(".tmp")
         save_file(
             {r.node: r.first_logits.float().log_softmax(-1).cpu().clone() for r in results},
@@ -38,16 +39,21 @@ class FirstTokens:
         )
         temporary.replace(file)
 
-    def load(self, index: int) -> dict[str, tuple[str, Tensor]]:
+    def load(self, sample_id: str) -> dict[str, tuple[str, Tensor]]:
         """Prompt hash and log-probabilities per node; empty where none were kept."""
         if self._directory is None:
             return {}
-        file = self._directory / f"{index:05d}.safetensors"
+        file = self._file(self._directory, sample_id)
         if not file.exists():
             return {}
         with safe_open(file, framework="pt") as content:
             hashes = content.metadata()
             return {node: (hashes[node], content.get_tensor(node)) for node in content.keys()}  # noqa: SIM118
+
+    @staticmethod
+    def _file(directory: Path, sample_id: str) -> Path:
+        """Named after a hash: runs in another order look samples up, and ids may hold slashes."""
+        return directory / f"{hashlib.sha256(sample_id.encode()).hexdigest()[:24]}.safetensors"
 
 
 def divergence(expected: Tensor, logits: Tensor) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from kvcmas.errors import UserError
 from repro.runners.trajectory import Runner, Trajectory
-from traces.schema import TraceTurn, TraceWorkflow
+from traces.schema import TraceTurn, TraceWorkflow, write_trace
 from workloads.base import Sample
 
 
@@ -45,6 +46,33 @@ def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterat
                 yield workflow
     except OSError as error:
         raise UserError(f"cannot record to {partial}: {error.strerror}") from error
+
+
+def record_trace(
+    path: Path,
+    runner: Runner,
+    samples: tuple[Sample, ...],
+    origin: dict[str, Any],
+    follow: Callable[[Iterable[TraceWorkflow]], Iterable[TraceWorkflow]] = lambda rows: rows,
+) -> None:
+    """Record ``samples`` as the trace file ``path``; an interrupted recording goes on.
+
+    ``follow`` is handed the workflows as they come, for a progress bar.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
+    partial = path.with_suffix(".partial")
+    workflows = list(follow(record(runner, samples, partial)))
+    write_trace(
+        path,
+        workflows,
+        kind="recorded",
+        topology=runner.workload.workflow.name,
+        vocab=runner.engine.executor.model.spec.vocab,
+        origin=origin,
+    )
+    partial.unlink(missing_ok=True)
 
 
 def _read_partial(path: Path) -> list[TraceWorkflow]:

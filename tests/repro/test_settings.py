@@ -7,7 +7,8 @@ from kvcmas.registry import find_method, make_method, method_names
 from repro.commands.fidelity import parse_cell
 from repro.commands.settings import parse_settings
 from repro.profiles import load_profile, override, profile_names
-from repro.runners.accuracy import apply_settings
+from repro.runners.cells import with_defaults
+from workloads import get
 
 
 def test_values_are_yaml() -> None:
@@ -21,28 +22,14 @@ def test_malformed_settings(text: str) -> None:
         parse_settings([text])
 
 
-def test_a_bare_key_reaches_every_method_that_has_it() -> None:
-    chosen = apply_settings(
-        ["nonshared", "kvcmas"],
-        {"kvcmas": {"tau": 0.1}},
-        {"pf_policy": "rotate", "kvcmas.tau": 0.2},
-    )
-    assert chosen == {
-        "nonshared": {"pf_policy": "rotate"},
-        "kvcmas": {"tau": 0.2, "pf_policy": "rotate"},
-    }
-
-
-def test_an_unknown_key_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="tau"):
-        apply_settings(["kvcmas"], {}, {"taw": 1})
-
-
 @pytest.mark.parametrize("name", profile_names())
 def test_shipped_profiles_are_valid_and_their_methods_exist(name: str) -> None:
     profile = load_profile(name)
-    for method in profile.accuracy.methods:
-        make_method(method, profile.accuracy.settings.get(method, {}))
+    for bench in {"gsm8k", *profile.accuracy.benches}:
+        accuracy = profile.accuracy.at(bench)
+        for cell in with_defaults(accuracy.cells, accuracy.settings):
+            make_method(cell.method, cell.settings)
+        get(bench, **accuracy.workload.get(bench, {}))
     for cell in profile.fidelity.cells:
         make_method(cell.method, cell.settings)
 
