@@ -14,14 +14,17 @@ from repro.commands.analyze import app as analyze_app
 from repro.commands.options import (
     Bench,
     Data,
+    Held,
     Model,
     N,
     Out,
     ProfileName,
     Request,
     Set,
+    Warm,
     takes_request,
 )
+from repro.commands.serve import serve
 from repro.commands.traces import app as traces_app
 from repro.models.cli import app as models_app
 
@@ -38,36 +41,21 @@ app.add_typer(traces_app, name="trace")
 app.add_typer(models_app, name="models")
 app.add_typer(analyze_app, name="analyze")
 app.add_typer(bench_app, name="bench")
+app.command()(serve)
 
 Methods = Annotated[str | None, typer.Option("--methods", help="Comma-separated method names.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Order of the samples.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells and stop.")]
-
-
-@app.command()
-def accuracy(
-    bench: Bench,
-    methods: Methods = None,
-    model: Model = None,
-    n: N = None,
-    seed: Seed = None,
-    profile: ProfileName = "smoke",
-    data: Data = None,
-    out: Out = Path("runs"),
-    set_: Set = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Run a multi-agent benchmark under several methods and print Table 1.
-
-    An interrupted run goes on where it stopped when the same command is given again.
-    """
-    from repro.commands import accuracy as command
-
-    command.run(
-        command.Request(bench, methods, model, n, seed, profile, data, out, set_ or [], dry_run)
-    )
-
-
+Orders = Annotated[
+    int | None,
+    typer.Option("--orders", min=1, help="Orders of the samples, for methods that learn."),
+]
+Rho = Annotated[
+    float | None,
+    typer.Option("--rho", min=0, max=1, help="Calibrate every method with a budget for this."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the cells with an upper bound of their time; stop.")
+]
 Study = Annotated[
     str | None,
     typer.Option("--study", help="A named set of cells, e.g. estimators."),
@@ -79,6 +67,55 @@ Cells = Annotated[
         help="'METHOD key=value ...', also rho=0.8, rule=search, accept_all=true; repeatable.",
     ),
 ]
+
+
+@app.command()
+def accuracy(
+    bench: Bench,
+    methods: Methods = None,
+    model: Model = None,
+    n: N = None,
+    seed: Seed = None,
+    orders: Orders = None,
+    warm: Warm = None,
+    calibration: Held = None,
+    rho: Rho = None,
+    profile: ProfileName = "smoke",
+    data: Data = None,
+    cell: Cells = None,
+    study: Study = None,
+    out: Out = Path("runs"),
+    set_: Set = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a multi-agent benchmark under several methods and print Table 1.
+
+    An interrupted run goes on where it stopped when the same command is given again.
+    """
+    from repro.commands import accuracy as command
+
+    command.run(
+        command.Request(
+            bench=bench,
+            methods=methods,
+            model=model,
+            n=n,
+            seed=seed,
+            orders=orders,
+            warm=warm,
+            calibration=calibration,
+            rho=rho,
+            profile=profile,
+            data=data,
+            cells=cell or (),
+            study=study,
+            out=out,
+            set=set_ or (),
+            dry_run=dry_run,
+        )
+    )
+
+
 TargetRho = Annotated[float, typer.Option("--target-rho", help="Reuse ratio to hold.")]
 Rule = Annotated[
     Literal["search", "deviation"] | None,
