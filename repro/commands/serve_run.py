@@ -330,7 +330,14 @@ def _backend(
     device: str,
     positions: int,
 ) -> Backend:
-    return HFBackend(model, sketch, profile.dtype, device)
+    """The engine with the model in it; vLLM is imported by whoever asks for it, it takes long."""
+    if engine == "hf":
+        return HFBackend(model, sketch, profile.dtype, device)
+    from repro.runners.serving.vllm import VLLMBackend
+
+    return VLLMBackend(
+        model, sketch, profile.dtype, device, positions=positions, decode=profile.decode
+    )
 
 
 def _capacity_file(out: Path, identity: dict[str, Any], workload: Workload) -> Path:

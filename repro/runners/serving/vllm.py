@@ -1,0 +1,214 @@
+"""The vLLM engine: the method runs in vLLM's own batches, behind the connector of kvcmas.serving.
+
+Tokens count as given out at the end of the step that made them. The plug-in finishes with a turn in
+a later step: anchors are built there and pass on the clock, the caches of recorded outputs are made
+there as well and do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from kvcmas.engine.adapter import TransformersAdapter
+from kvcmas.engine.contract import Method, State
+from kvcmas.errors import UserError
+from kvcmas.serving.host import Emitted, Host, HostOptions
+from kvcmas.serving.params import TurnParams
+from kvcmas.serving.report import TurnReport
+from repro.models import ResolvedModel, load
+from repro.models.loading import DType
+from repro.runners.rows import edges_of, measured_of
+from repro.runners.serving.backend import Sketch
+from repro.runners.serving.clock import Clock
+from repro.runners.serving.engine import Failed, Outcome, Request, Served
+from repro.runners.serving.pools import check_reset
+from traces.schema import TurnKey
+
+# Longest requests that vLLM's cache holds at a time; more of them wait in its queue.
+RESIDENT = 8
+
+
+@dataclass
+class _Open:
+    """A request that vLLM or the plug-in is not done with."""
+
+    request: Request
+    started: float = 0.0
+    token_times: list[float] = field(default_factory=list)
+    ended: bool = False
+
+
+class VLLMEngine:
+    """See :class:`~repro.runners.serving.engine.ServingEngine`; made by :class:`VLLMBackend`."""
+
+    def __init__(self, host: Host, clock: Clock, *, topology: str, decode: bool) -> None:
+        self._host = host
+        self._clock = clock
+        self._topology = topology
+        self._decode = decode
+        self._by_id: dict[str, TurnKey] = {}
+        self._open: dict[TurnKey, _Open] = {}
+
+    def submit(self, request: Request) -> None:
+        """See the protocol."""
+        turn, name = request.turn, request.workflow.request
+        params = TurnParams.of(
+            request.workflow.workflow(self._topology),
+            turn.node,
+            name,
+            request.prompt,
+            force=request.force,
+            output=None if self._decode else turn.output,
+        )
+        forced = turn.output if self._decode else None
+        handle = self._host.submit(
+            request.prompt.ids,
+            params,
+            max_tokens=len(forced) if forced else 1,
+            output=forced,
+        )
+        self._by_id[handle] = request.key
+        self._open[request.key] = _Open(request)
+
+    def busy(self) -> bool:
+        """See the protocol."""
+        return self._host.busy
+
+    def step(self) -> Sequence[Outcome]:
+        """One step of vLLM."""
+        began = self._clock.now()
+        step = self._host.step()
+        for report in step.reports:
+            self._clock.exclude(report.seconds.extend + report.seconds.capture)
+        now = self._clock.now()
+        outcomes: list[Outcome] = []
+        for emitted in step.emitted:
+            outcomes += self._tokens(emitted, began, now)
+        for report in step.reports:
+            outcomes += self._ended(report, now)
+        return outcomes
+
+    def close(self) -> None:
+        """Take back what has not ended."""
+        for handle in self._by_id:
+            self._host.abort(handle)
+        self._by_id.clear()
+        self._open.clear()
+
+    def _tokens(self, emitted: Emitted, began: float, now: float) -> list[Outcome]:
+        key = self._by_id[emitted.request]
+        found = self._open[key]
+        if emitted.first:
+            found.started = began
+        found.token_times += [now] * len(emitted.token_ids)
+        if emitted.finish is not None:
+            del self._by_id[emitted.request]
+            found.ended = True
+        if emitted.finish in ("abort", "error"):
+            del self._open[key]
+            return [Failed(found.request, now, f"vLLM ended it: {emitted.finish}")]
+        return []
+
+    def _ended(self, report: TurnReport, now: float) -> list[Outcome]:
+        found = self._open.pop(TurnKey(report.request, report.node), None)
+        if found is None or not found.token_times:  # aborted
+            return []
+        request = found.request
+        with self._clock.paused():
+            fields = measured_of(request.prompt, report, self._host.state())
+            fields["edges"] = tuple(edges_of(request.prompt, report))
+            fields["times_s"] = asdict(report.seconds)
+        return [
+            Served(
+                request,
+                found.started,
+                found.token_times[0],
+                now,
+                tuple(found.token_times) if self._decode else (),
+                fields,
+                report.fell_back,
+            )
+        ]
+
+
+class VLLMBackend:
+    """See :class:`~repro.runners.serving.backend.Backend`: one vLLM engine for all cells.
+
+    Args:
+        positions: longest context that will be served.
+        decode: outputs will be decoded.
+
+    Raises:
+        UserError: vLLM is not installed, or does not take the model.
+    """
+
+    engine_name = "vllm"
+    attention = "vllm default"
+
+    def __init__(
+        self,
+        model: ResolvedModel,
+        sketch: Sketch,
+        dtype: DType,
+        device: str,
+        *,
+        positions: int,
+        decode: bool,
+    ) -> None:
+        self.sketch = sketch
+        self.device = device
+        self._model = model
+        self._dtype: DType = dtype
+        name = str(sketch.spec.dtype).removeprefix("torch.")
+        if name not in ("float32", "bfloat16"):
+            raise UserError(f"the vLLM engine serves float32 or bfloat16, not {name}")
+        longest = min(positions + 1, sketch.spec.max_positions)
+        self._host = Host(
+            model.path,
+            HostOptions(
+                max_model_len=longest,
+                kv_cache_bytes=RESIDENT * _blocks(longest) * sketch.spec.kv_bytes_per_token,
+                reference_prefix=sketch.reference_prefix,
+                forcing=decode,
+                dtype="float32" if name == "float32" else "bfloat16",
+            ),
+        )
+
+    @cached_property
+    def adapter(self) -> TransformersAdapter:
+        """See the protocol."""
+        model, _ = load(self._model, dtype=self._dtype, device=self.device)
+        return TransformersAdapter(model)
+
+    def engine(
+        self,
+        method: Method,
+        clock: Clock,
+        *,
+        topology: str,
+        pool: State | None = None,
+        decode: bool = False,
+    ) -> VLLMEngine:
+        """See the protocol; asserts that nothing is left of the engine before.
+
+        Raises:
+            RuntimeError: something is.
+        """
+        kind = type(method)
+        self._host.configure(f"{kind.__module__}:{kind.__qualname__}", method.settings())
+        self._host.reset()
+        if pool is not None:
+            self._host.load_state(pool)
+        check_reset(self._host.state(), pool)
+        return VLLMEngine(self._host, clock, topology=topology, decode=decode)
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._host.close()
+
+
+def _blocks(tokens: int, block: int = 128) -> int:
+    """Tokens rounded up to whole blocks of vLLM's CPU cache, the largest that it uses."""
+    return -(-tokens // block) * block
