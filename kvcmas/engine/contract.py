@@ -264,6 +264,12 @@ class Method(ABC):
         """What to keep between turns."""
         return Wants()
 
+    @property
+    def learns(self) -> bool:
+        """Whether a turn teaches anything to later requests; else there is nothing to warm up."""
+        overridden = type(self).after_first_token is not Method.after_first_token
+        return overridden or self.pf_policy != "dense"
+
     @abstractmethod
     def plan(self, turn: Turn, sources: Sources) -> Plan:
         """Decide every row of ``turn.prompt``; one decision per non-empty PH."""

@@ -197,8 +197,7 @@ class Admission:
 
 def keeps(method: Method) -> bool:
     """Whether anything of a finished turn is needed: source caches, or something to learn from."""
-    learns = type(method).after_first_token is not Method.after_first_token
-    return method.wants.sources or learns or method.pf_policy != "dense"
+    return method.wants.sources or method.learns
 
 
 def _workflow(params: TurnParams) -> tuple[str, str]:

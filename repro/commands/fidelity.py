@@ -182,19 +182,21 @@ def _run(setting: Setting, replayed: _Replayed, cells: Sequence[_Cell]) -> list[
 
 def _open(setting: Setting, replayed: _Replayed, cell: _Cell) -> tuple[FidelityCell, RunInfo]:
     settings = dict(cell.settings)
+    learns = make_method(cell.method, settings).learns
+    workflows = replayed.trace.workflows[0 if learns else replayed.warm :]
     key = run_key(
         {
             **setting.identity,
             "kind": replayed.kind,
             "trace": replayed.trace.header.sha256,
             "parts": replayed.parts,
+            "warmed": learns,
             "method": cell.method,
             "settings": settings,
             "accept_all": cell.accept_all,
         }
     )
     directory = setting.request.out / replayed.kind / f"{cell.method.replace(':', '.')}-{key}"
-    workflows = replayed.trace.workflows
     info = RunInfo(
         run_key=key,
         created=datetime.now(UTC),
@@ -214,7 +216,7 @@ def _open(setting: Setting, replayed: _Replayed, cell: _Cell) -> tuple[FidelityC
         hardware=env.hardware(),
         seed=0,
         sample_order_sha256=ids_sha256([ord(c) for w in workflows for c in f"{w.request}\n"]),
-        pool_state="warm" if replayed.warm else "cold",
+        pool_state="warm" if learns and replayed.warm else "cold",
         n=len(workflows),
         max_new_tokens=replayed.max_new_tokens,
         workflow=replayed.trace.header.topology,

@@ -50,7 +50,8 @@ class _Exact:
 class Fidelity:
     """Replays workflows under every cell beside a dense run of the same ids.
 
-    The first ``warm`` workflows only fill the pools, with every correction refused.
+    The first ``warm`` workflows only fill the pools, with every correction refused; methods that
+    learn nothing leave them out.
 
     Args:
         answer_tokens: how many answer tokens are compared, teacher-forced.
@@ -79,12 +80,12 @@ class Fidelity:
         machine falls on all of them.
         """
         jobs = [self._open(cell, info) for cell, info in cells]
-        done = min(job.done for job in jobs)
+        done = min(job.next for job in jobs)
         yield done
         for index in range(done, len(self._trace.workflows)):
             exact: list[_Exact] | None = None
             for job in jobs:
-                if job.done > index:
+                if job.next > index:
                     continue
                 exact = exact or self._exact(self._trace.workflows[index])
                 self._one(job, index, exact)
@@ -101,7 +102,8 @@ class Fidelity:
         )
         if done and state is not None:
             engine.load_state(state)
-        return _Job(cell, engine, writer, checkpoint, done)
+        left_out = 0 if engine.method.learns else self._warm
+        return _Job(cell, engine, writer, checkpoint, left_out, done)
 
     def _exact(self, workflow: TraceWorkflow) -> list[_Exact]:
         topology = self._trace.header.topology
@@ -123,27 +125,26 @@ class Fidelity:
             job.engine, workflow, self._trace.header.topology, accept=accept, keep_buffers=True
         )
         for turn_index, (result, reference) in enumerate(zip(turns, exact, strict=True)):
-            rows.append(self._record(job, index, turn_index, warm, result, reference))
-        job.writer.append_sample(rows, _end_of_sample(job.cell, index, workflow, rows))
-        job.checkpoint.save(index + 1, job.engine.state())
-        job.done = index + 1
+            rows.append(self._record(job, workflow, turn_index, warm, result, reference))
+        job.writer.append_sample(rows, _end_of_sample(job, workflow, rows))
+        job.done += 1
+        job.checkpoint.save(job.done, job.engine.state())
 
     def _record(
         self,
         job: _Job,
-        index: int,
+        workflow: TraceWorkflow,
         turn_index: int,
         warm: bool,
         result: TurnResult,
         exact: _Exact,
     ) -> FidelityRecord:
-        workflow = self._trace.workflows[index]
         actual = self._answer(result)
         log_exact = exact.answer.double().log_softmax(-1)
         return FidelityRecord(
             run_key=job.cell.key,
             sample_id=workflow.request,
-            sample_index=index,
+            sample_index=job.done,
             node=result.node,
             turn_index=turn_index,
             last=turn_index == len(workflow.turns) - 1,
@@ -161,13 +162,19 @@ class Fidelity:
 
 @dataclass
 class _Job:
-    """An open cell."""
+    """An open cell; of the trace it leaves out the first workflows, and has done some others."""
 
     cell: FidelityCell
     engine: Engine
     writer: RunWriter
     checkpoint: Checkpoint
+    left_out: int
     done: int
+
+    @property
+    def next(self) -> int:
+        """Index of the workflow to run next."""
+        return self.left_out + self.done
 
 
 def _edges(result: TurnResult, exact: TurnResult) -> Iterator[FidelityEdge]:
@@ -195,13 +202,13 @@ def relative_errors(actual: Tensor, exact: Tensor) -> tuple[float, ...]:
 
 
 def _end_of_sample(
-    cell: FidelityCell, index: int, workflow: TraceWorkflow, rows: Sequence[FidelityRecord]
+    job: _Job, workflow: TraceWorkflow, rows: Sequence[FidelityRecord]
 ) -> SampleRecord:
     ttfts = [row.ttft_s for row in rows if row.ttft_s is not None]
     return SampleRecord(
-        run_key=cell.key,
+        run_key=job.cell.key,
         sample_id=workflow.request,
-        sample_index=index,
+        sample_index=job.done,
         correct=None,
         extracted=None,
         expected="",

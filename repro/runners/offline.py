@@ -52,7 +52,8 @@ class Requests:
     def warmed(self, method: str, settings: Mapping[str, Any]) -> Engine:
         """An engine whose method has learned from the warm-up workflows."""
         engine = self.engine(method, settings)
-        warm_up(engine, self.warm, self.topology)
+        if engine.method.learns:
+            warm_up(engine, self.warm, self.topology)
         return engine
 
     def replay(self, engine: Engine, *, keep_buffers: bool = False) -> Iterator[TurnResult]:
