@@ -160,6 +160,7 @@ def test_a_workflow_cannot_reach_another_ones_caches(pair: Pair) -> None:
     assert served.report.accounting.prompt.reused > 0
 
 
+@pytest.mark.parametrize("pair", ["tiny_llama"], indirect=True)
 def test_many_short_workflows_leave_memory_flat(pair: Pair) -> None:
     pair.host.configure("kvcmas", {"rank_base": 4, "rank_delta": 4, "capacity": 3})
     drive = driver(pair)
