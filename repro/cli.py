@@ -262,11 +262,15 @@ def lm_eval(
 
 
 @app.command()
-def claims() -> None:
+def claims(
+    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
+        "runs"
+    ),
+) -> None:
     """Show the claim ledger: every checkable claim of the paper and its verdict here."""
     from repro.commands.tables import show_claims
 
-    show_claims()
+    show_claims(runs)
 
 
 @app.command()

@@ -155,11 +155,12 @@ class Ledger(_Data):
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """A claim with its verdict and the keys of the runs behind it."""
+    """A claim with its verdict, the keys of the runs behind it and the numbers, as text."""
 
     claim: Claim
     verdict: Verdict = "not measured"
     runs: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a verdict without a record, and records without a verdict."""

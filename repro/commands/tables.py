@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, method_names
 from repro.commands.console import output_console
-from results.claims import load_claims
 from results.records import read_runs
 from results.tables import Table, build_table
+from results.verdicts import judged
 
 # Terminal views of a wide table: the columns each shows after the row's name.
 VIEWS = {
@@ -137,15 +138,21 @@ def write_table(table: Table, directory: Path) -> list[Path]:
     return paths
 
 
-def show_claims() -> None:
-    """Print the ledger; a claim without a record behind it is not measured."""
+def show_claims(runs: Path) -> None:
+    """Print the ledger with the verdicts that the runs below ``runs`` give, and the numbers."""
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("id", "section", "kind", "here", "claim", "verdict"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "id")
-    for claim in load_claims():
-        here = ", ".join(claim.here)
+    for row in judged(read_runs(runs) if runs.is_dir() else []):
+        claim = row.claim
+        statement = "\n".join((escape(claim.statement), *map(escape, row.measured)))
         table.add_row(
-            claim.id, ", ".join(claim.section), claim.kind, here, claim.statement, "not measured"
+            claim.id,
+            ", ".join(claim.section),
+            claim.kind,
+            ", ".join(claim.here),
+            statement,
+            row.verdict,
         )
     output_console().print(table)
 

@@ -95,7 +95,7 @@ def test_no_verdict_without_a_record() -> None:
         ("kind: ratio", "kind: rate", r"claims\.0\.kind: Input should be"),
         ("relation: equal, value: 2.0,", "relation: between, value: 2.0,", "takes low and high"),
         ("here: [cpu, calc, gpu]", "here: [cpu, cpu]", "each scope once"),
-        ("    no_command: &needs_serving", "    comand: &needs_serving", "Extra inputs"),
+        ("    command: &at_the_point", "    comand: &at_the_point", "Extra inputs"),
         ("  points:\n", "  dots:\n", r"rules\.dots"),
         ("paper:", "paper: {", "not YAML"),
     ],
