@@ -22,6 +22,11 @@ class Sample:
     answer: str
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def request(self) -> str:
+        """What is asked, whoever asks: two samples of one request must not be in two splits."""
+        return self.question
+
 
 @dataclass(frozen=True)
 class Dataset:

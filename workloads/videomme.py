@@ -99,8 +99,8 @@ class VideoMME:
         if data == "hub":
             if not self.videos:
                 raise UserError(
-                    "videomme: the hub has the questions only; name the folder of the clips in the "
-                    "workload's setting 'videos'"
+                    "videomme: the hub has no clips as files; give --data DIR with questions and "
+                    "clips, or name the folder of the clips in the workload's setting 'videos'"
                 )
             clips = _find_clips([Path(self.videos)])
             rows = read_hub(HUB, "test", lambda n, row: self._sample(row, clips))

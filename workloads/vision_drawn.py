@@ -35,6 +35,7 @@ class Drawn:
     name: str
     drawing: Drawing
     kind: Kind = "image"
+    count: int = 1
 
     def fingerprint(self) -> str:
         """Hash of the description."""

@@ -31,6 +31,11 @@ class Media(Protocol):
         ...
 
     @property
+    def count(self) -> int:
+        """How many pictures :meth:`frames` returns."""
+        ...
+
+    @property
     def name(self) -> str:
         """What it is called in messages and records; no path of this machine."""
         ...
@@ -67,6 +72,7 @@ class ImageFile:
     path: Path
     name: str
     kind: Kind = "image"
+    count: int = 1
 
     def fingerprint(self) -> str:
         """Hash of the file."""
@@ -102,6 +108,7 @@ class ImageBytes:
     name: str
     content: bytes = field(repr=False)
     kind: Kind = "image"
+    count: int = 1
 
     def fingerprint(self) -> str:
         """Hash of the encoded image."""

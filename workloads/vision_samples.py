@@ -22,6 +22,11 @@ class VisualSample(Sample):
     media: Media
     asked: Question = field(repr=False)
 
+    @property
+    def request(self) -> str:
+        """The same words about another picture are another request."""
+        return f"{self.media.fingerprint()} {self.question}"
+
     @classmethod
     def of(
         cls, name: str, media: Media, asked: Question, meta: Mapping[str, Any] | None = None

@@ -7,6 +7,7 @@ The vision tower and its projector run once per picture; what they give is the h
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import LlavaOnevisionImageProcessorPil, PreTrainedModel
+from transformers import LlavaOnevisionImageProcessorPil, PreTrainedConfig, PreTrainedModel
 
 from kvcmas.engine.segments import Visual
 from kvcmas.errors import UserError
@@ -117,6 +118,22 @@ class VisualEncoder:
 
     def _on_device(self, values: Tensor) -> Tensor:
         return values.to(self._model.device, self._model.dtype)
+
+
+def most_rows(config: PreTrainedConfig, frames: int | None) -> int:
+    """How many rows an image (``frames`` None) or a video can have at most, without looking at it.
+
+    An image has its base view, and the tiles of the largest grid with a line end per row of
+    patches; beyond the model's limit of tiles Transformers shrinks the grid, but not within 10%.
+    """
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    if frames is not None:
+        return frames * math.ceil(side / 2) ** 2 + 1
+    tile = config.vision_config.image_size
+    grids = [(h // tile, w // tile) for h, w in config.image_grid_pinpoints]
+    limit = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))
+    tiles = min(max(h * w for h, w in grids), limit * 1.1**2)
+    return side**2 + math.ceil(side**2 * tiles) + side * max(h for h, _ in grids)
 
 
 def _check(pixels: Pixels) -> None:

@@ -23,9 +23,11 @@ from repro.profiles import AccuracyProfile, CellSpec, load_profile, load_study, 
 from repro.runners.accuracy import BASELINE, Accuracy, Setup, make_cells
 from repro.runners.cells import Cell, apply_settings, choose_cells, with_defaults, with_rho
 from repro.runners.reserved import Reserved
+from repro.runners.vision import check_pictures
 from results.records import read_run
 from results.tables import build_table
 from traces.schema import TraceWorkflow
+from workloads.vision_samples import some
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ def _setup(request: Request, profile: AccuracyProfile, notes: Console) -> Setup:
     held_out = None
     if profile.held_out == "calibration" and profile.warm + profile.calibration:
         held_out = load_dataset(workload, profile.data, split="calibration", console=notes)
+    if dataset.missing:
+        left = f"{len(dataset.missing)} samples of {dataset.label} are left out, their pictures"
+        notes.print(f"[yellow]note:[/] {left} are not there: {some(dataset.missing)}")
+    check_pictures(dataset.samples[: profile.n])
     if (there := len(dataset.samples)) < profile.n:
         notes.print(f"[yellow]note:[/] {dataset.label} has {there} samples, not {profile.n}")
     check_writable(request.out)

@@ -16,6 +16,7 @@ from repro.runners.accuracy import Setup
 from repro.runners.calibrate import STEPS, THRESHOLD
 from repro.runners.cells import depends_on_order, variant
 from repro.runners.estimate import Speed, Tokens, measure, trajectory_tokens
+from repro.runners.vision import picture_rows
 from workloads.chat import ChatFormat
 
 
@@ -57,6 +58,7 @@ class _Estimate:
             setup.dataset.samples[: setup.n],
             setup.max_new_tokens,
             setup.final_tokens,
+            picture_rows(setup.dataset.samples[: setup.n], setup.model),
         )
         weights = sum(
             path.stat().st_size

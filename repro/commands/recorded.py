@@ -27,6 +27,7 @@ from repro.runners.calibrate import Calibrator
 from repro.runners.offline import Requests
 from repro.runners.record import record_trace
 from repro.runners.trajectory import Runner
+from repro.runners.vision import Eyes, has_pictures
 from results.records import run_key
 from traces.schema import Trace, TraceWorkflow, read_trace
 from workloads.chat import ChatFormat
@@ -120,10 +121,10 @@ class Setting:
         path = self.request.out / f"trace-{workload.name}-{run_key(origin)}.jsonl"
         if path.exists():
             return path
-        runner = Runner(
-            Engine(self.adapter, NonShared()), workload, self.chat, parts.max_new_tokens
-        )
         samples = dataset.samples[:wanted]
+        look = {"look": Eyes.of(self.model, self.resolved)} if has_pictures(samples) else {}
+        engine = Engine(self.adapter, NonShared())
+        runner = Runner(engine, workload, self.chat, parts.max_new_tokens, **look)
         described = f"recording {wanted} trajectories"
         record_trace(
             path,

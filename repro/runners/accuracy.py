@@ -19,10 +19,11 @@ from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.contract import Plan
 from kvcmas.engine.segments import Prompt, ids_sha256, pf
 from kvcmas.engine.session import Engine
+from kvcmas.engine.vision import VisualEncoder
 from kvcmas.errors import UserError
 from kvcmas.registry import make_method
 from repro import env
-from repro.models import ResolvedModel, load
+from repro.models import ResolvedModel, load, load_image_processor
 from repro.models.loading import DType
 from repro.profiles import CellSpec
 from repro.runners.cells import Cell, depends_on_order, variant
@@ -32,6 +33,7 @@ from repro.runners.memory import PeakMemory
 from repro.runners.replay import warm_up
 from repro.runners.rows import edge_records, measured
 from repro.runners.trajectory import Runner, Step, Trajectory
+from repro.runners.vision import Eyes, has_pictures
 from results.records import (
     FirstToken,
     RunInfo,
@@ -88,10 +90,10 @@ class Setup:
         Raises:
             UserError: there are too few.
         """
-        evaluated = {sample.question for sample in self.dataset.samples[: self.n]}
+        evaluated = {sample.request for sample in self.dataset.samples[: self.n]}
         source = self.held_out or self.dataset
         # Benchmarks repeat questions, also from one split to another.
-        others = [sample for sample in source.samples if sample.question not in evaluated]
+        others = [sample for sample in source.samples if sample.request not in evaluated]
         wanted = self.warm + self.calibration
         if len(others) < wanted:
             raise UserError(
@@ -103,8 +105,13 @@ class Setup:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that changes any cell's result, method and order aside."""
-        workflow = self.workload.workflow
+        workflow, packages = self.workload.workflow, env.environment()["packages"]
+        pictures = {}
+        if has_pictures(self.dataset.samples):
+            # What decodes and resizes them decides about pixels.
+            pictures = {"pictures": {name: packages[name] for name in ("av", "pillow")}}
         return {
+            **pictures,
             "bench": self.workload.name,
             "workload": dict(self.workload_options),
             "data": self.dataset.sha256,
@@ -119,8 +126,8 @@ class Setup:
                 repr(self.workload.message(node, workflow.consumes(node)))
                 for node in workflow.nodes
             ],
-            "torch": env.environment()["packages"]["torch"],
-            "transformers": env.environment()["packages"]["transformers"],
+            "torch": packages["torch"],
+            "transformers": packages["transformers"],
         }
 
 
@@ -190,8 +197,12 @@ class Accuracy:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        processor = None
+        if has_pictures(setup.dataset.samples):
+            processor = load_image_processor(setup.model)
         self.model, self.tokenizer = load(setup.model, dtype=setup.dtype, device=setup.device)
         self.adapter = TransformersAdapter(self.model)
+        self.eyes = None if processor is None else Eyes(VisualEncoder(self.model, processor))
         eos = self.model.generation_config.eos_token_id
         self.chat = ChatFormat.from_tokenizer(
             self.tokenizer, [eos] if isinstance(eos, int) else eos or []
@@ -265,6 +276,8 @@ class Accuracy:
     def runner(self, engine: Engine, **hooks: Any) -> Runner:
         """A runner of the workload with the setup's limits; ``hooks`` are the runner's."""
         setup = self.setup
+        if self.eyes is not None:
+            hooks["look"] = self.eyes
         return Runner(
             engine, setup.workload, self.chat, setup.max_new_tokens, setup.final_tokens, **hooks
         )
@@ -300,6 +313,7 @@ class Accuracy:
             workload=dict(setup.workload_options),
             target_rho=cell.target_rho,
             missing=setup.dataset.missing,
+            image_processor=None if self.eyes is None else self.eyes.encoder.processor,
             profile=setup.profile,
             environment=self._environment,
             command=shlex.join(["repro", *sys.argv[1:]]),
@@ -318,6 +332,7 @@ def _turn_record(
 ) -> TurnRecord:
     result = step.result
     sampled = len(result.output) + (result.finish == "stop")
+    around = {"observe": step.observe_s} | ({"look": step.look_s} if step.look_s else {})
     return TurnRecord(
         run_key=cell.key,
         sample_id=sample.id,
@@ -329,8 +344,8 @@ def _turn_record(
         output_ids_sha256=ids_sha256(result.output),
         finish="stop" if result.finish == "stop" else "length",
         ttft_s=result.times.ttft if sampled else None,
-        e2e_s=result.times.e2e + step.observe_s,
-        times_s={**asdict(result.times), "observe": step.observe_s},
+        e2e_s=result.times.e2e + sum(around.values()),
+        times_s=asdict(result.times) | around,
         edges=tuple(edge_records(result)),
         first_token=compare(result, expected) or FirstToken(),
         peak_memory_bytes=peak,

@@ -54,12 +54,16 @@ def trajectory_tokens(
     samples: Sequence[Sample],
     max_new_tokens: int,
     final_tokens: int | None,
+    picture_rows: int = 0,
 ) -> Tokens:
-    """Tokens of a mean trajectory if every turn runs to its limit; observations are left out."""
+    """Tokens of a mean trajectory if every turn runs to its limit; observations are left out.
+
+    ``picture_rows`` of an image or a video are part of the question.
+    """
     few = samples[:_SAMPLES]
     nodes = workload.workflow.nodes
     question = round(sum(len(chat.encode_shared(s.question)) for s in few) / max(1, len(few)))
-    fills = {QUERY: (0,) * question}
+    fills = {QUERY: (0,) * (question + picture_rows)}
     prefilled = decoded = 0
     for node in nodes:
         filled = [slot for slot in workload.workflow.consumes(node) if slot in fills]

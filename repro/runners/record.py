@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from kvcmas.errors import UserError
 from repro.runners.trajectory import Runner, Trajectory
+from traces.features import features_folder, save_features
 from traces.schema import TraceTurn, TraceWorkflow, write_trace
 from workloads.base import Sample
 
@@ -29,7 +30,8 @@ def recorded(trajectory: Trajectory, runner: Runner) -> TraceWorkflow:
 def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterator[TraceWorkflow]:
     """Every sample's trace, in order; those that ``partial`` holds are not run again.
 
-    ``partial`` grows by one line per sample, so that an interrupted recording goes on.
+    ``partial`` grows by one line per sample, so that an interrupted recording goes on. The features
+    of pictures lie in a folder beside it.
 
     Raises:
         UserError: the file cannot be read or written.
@@ -40,7 +42,9 @@ def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterat
         with partial.open("ab") as file:
             file.truncate(sum(len(_line(workflow)) for workflow in done))
             for sample in samples[len(done) :]:
-                workflow = recorded(runner.run(sample), runner)
+                trajectory = runner.run(sample)
+                workflow = recorded(trajectory, runner)
+                save_features(features_folder(partial), trajectory.steps[0].result.prompt)
                 file.write(_line(workflow))
                 file.flush()
                 yield workflow

@@ -16,26 +16,27 @@ from workloads.chat import ChatFormat
 
 @dataclass(frozen=True)
 class Step:
-    """One turn with its text; ``observe_s`` is what making its observation took."""
+    """One turn with its text.
+
+    ``observe_s`` is what making its observation took; ``look_s`` what decoding and encoding the
+    sample's picture took, once, before the first turn.
+    """
 
     result: TurnResult
     text: str
     observation: str | None
     observe_s: float
+    look_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A sample's turns in order, its score, and the likelihoods of the replies asked about.
-
-    ``look_s`` is what decoding and encoding the sample's picture took, once for all turns.
-    """
+    """A sample's turns in order, its score, and the likelihoods of the replies asked about."""
 
     sample: Sample
     steps: tuple[Step, ...]
     score: Score
     likelihoods: tuple[Likelihood, ...] = ()
-    look_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Runner:
         wanted = [self.chat.encode_shared(text) for text in texts]
         start = self.engine.now()
         picture = self.look(sample)
-        look_s = self.engine.now() - start
+        look_s = 0.0 if picture is None else self.engine.now() - start
         session = self.engine.session(self.workload.workflow, sample.id)
         fills = {QUERY: self._query(sample, picture)}
         visuals = {} if picture is None else {QUERY: (picture.at(0),)}
@@ -120,7 +121,8 @@ class Runner:
                 observation = replay.observations[node.name]
             else:
                 observation = self.workload.observe(node, text, sample)
-            steps.append(Step(result, text, observation, time.perf_counter() - start))
+            observe_s = time.perf_counter() - start
+            steps.append(Step(result, text, observation, observe_s, 0.0 if steps else look_s))
             if result.output:
                 fills[node.out_slot] = result.output
             if observation:
@@ -131,7 +133,7 @@ class Runner:
             score = choosing.choose(sample, final.text, [one.nats for one in found])
         else:
             score = self.workload.score(sample, final.text)
-        return Trajectory(sample, tuple(steps), score, found, 0.0 if picture is None else look_s)
+        return Trajectory(sample, tuple(steps), score, found)
 
     def _query(self, sample: Sample, picture: Picture | None) -> tuple[int, ...]:
         """The ids of slot ``q``: the picture's placeholders on a line of their own, then words."""

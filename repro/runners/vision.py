@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from kvcmas.engine.vision import Picture, VisualEncoder
+from kvcmas.engine.vision import Picture, VisualEncoder, most_rows
 from kvcmas.errors import UserError
 from repro.models import ResolvedModel, load_image_processor
 from workloads.base import Sample
@@ -50,6 +50,20 @@ class Eyes:
 def has_pictures(samples: Sequence[Sample]) -> bool:
     """Whether any of ``samples`` asks about a picture."""
     return any(isinstance(sample, VisualSample) for sample in samples)
+
+
+def picture_rows(samples: Sequence[Sample], model: ResolvedModel) -> int:
+    """Rows that a picture of ``samples`` takes in a prompt at most; 0 where they are words."""
+    counts = [
+        None if sample.media.kind == "image" else sample.media.count
+        for sample in samples
+        if isinstance(sample, VisualSample)
+    ]
+    if not counts:
+        return 0
+    load_image_processor(model)  # says so if the model has no use for pictures
+    config = AutoConfig.from_pretrained(model.path)
+    return max(most_rows(config, count) for count in set(counts))
 
 
 def check_pictures(samples: Sequence[Sample]) -> None:

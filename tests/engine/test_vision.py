@@ -25,7 +25,7 @@ from kvcmas.engine.executor import Executor
 from kvcmas.engine.inputs import InputRows
 from kvcmas.engine.segments import Prompt, Segment, Visual, ids_sha256, pf, ph
 from kvcmas.engine.session import Engine, Session
-from kvcmas.engine.vision import Picture, Pixels, VisualEncoder
+from kvcmas.engine.vision import Picture, Pixels, VisualEncoder, most_rows
 from kvcmas.engine.workflow import QUERY, sequential
 from kvcmas.errors import UserError
 from repro.models import load_image_processor, resolve
@@ -122,6 +122,15 @@ def test_rows_follow_the_shape_of_the_image(encoder: VisualEncoder) -> None:
     assert rows[56, 56] == 16 + 4 * 5  # the base view, one tile with a line end per row
     assert rows[100, 200] > rows[300, 90] > rows[56, 56]
     assert len(encoder.video([noise(30, 30)] * 32).features) == 32 * 4 + 1
+
+
+def test_most_rows_is_a_bound_for_images_and_exact_for_videos(
+    llava: LlavaOnevisionForConditionalGeneration, encoder: VisualEncoder
+) -> None:
+    most = most_rows(llava.config, None)
+    assert max(len(encoder.image(noise(*size)).features) for size in (*SIZES, (224, 224))) <= most
+    assert most < 1.3 * len(encoder.image(noise(224, 224)).features)
+    assert most_rows(llava.config, 5) == len(encoder.video([noise(9, 9)] * 5).features)
 
 
 def test_the_papers_video_has_196_rows_a_frame() -> None:
