@@ -4,16 +4,20 @@ from results import (
     accuracy_table,
     fidelity_breakdown,
     fidelity_table,
+    kvcmas_tables,
     serving_claims,
     serving_tables,
     ttft_table,
+    workload_tables,
 )
 
 __all__ = [
     "accuracy_table",
     "fidelity_breakdown",
     "fidelity_table",
+    "kvcmas_tables",
     "serving_claims",
     "serving_tables",
     "ttft_table",
+    "workload_tables",
 ]

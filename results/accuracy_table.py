@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pandas as pd
 
 from results import stats
-from results.names import display_name, method_order
+from results.accuracy import (
+    ACCURACY,
+    BASELINE,
+    DIFFERENCE,
+    INTERVALS,
+    Cell,
+    accuracy_cells,
+    baseline_scores,
+    difference_cells,
+    grouped,
+    scores,
+)
+from results.benches import BENCHES, unmeasured
+from results.names import display_name
 from results.records import Run
 from results.schema import TurnRecord
-from results.tables import Column, check_repetitions, provenance, register
-
-BOOTSTRAP_SEED = 0
-_BASELINE = "nonshared"
+from results.tables import Column, provenance, register
 
 COLUMNS = (
     Column("bench", "Bench", "string"),
@@ -26,8 +35,8 @@ COLUMNS = (
     Column("pool_state", "Pool at start", "string"),
     Column("n", "n", "Int64"),
     Column("runs", "Runs", "Int64"),
-    Column("accuracy_percent", "Accuracy % [95% CI]", digits=1, interval=True),
-    Column("difference_points", "vs NonShared [95% CI]", digits=1, interval=True),
+    ACCURACY,
+    DIFFERENCE,
     Column("n_paired", "n paired", "Int64"),
     Column("extraction_failures", "No answer", "Int64"),
     Column("latency_s", "Latency s", digits=2),
@@ -45,25 +54,16 @@ COLUMNS = (
 )
 
 
-class _Cell(NamedTuple):
-    """What one row stands for; its runs differ in the seed (the order of samples) alone."""
-
-    bench: str
-    method: str
-    label: str
-    pool_state: str
-    n: int
-
-
 def footer(runs: Sequence[Run]) -> tuple[str, ...]:
     """Provenance, and what the columns leave out."""
     unscored = sum(sample.correct is None for run in runs for sample in run.samples)
     notes = [
-        "accuracy: Wilson interval over distinct questions; difference: paired bootstrap over the "
-        f"questions both answered, seed {BOOTSTRAP_SEED}"
+        INTERVALS,
+        "latency, TTFT, peak memory: single stream, one request after another (the paper: 1 QPS)",
     ]
     if unscored:
         notes.append(f"{unscored} answers were not scored and are not part of the accuracy")
+    notes += unmeasured(runs, BENCHES, "repro accuracy --bench BENCH")
     return (*provenance(runs), *notes)
 
 
@@ -77,33 +77,19 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
 )
 def build(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per benchmark, method, variant, pool state and n; repetitions are averaged."""
-    cells: dict[_Cell, list[Run]] = defaultdict(list)
-    exact: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        info = run.info
-        cells[_Cell(info.bench, info.method, info.label, info.pool_state, info.n)].append(run)
-        if info.method == _BASELINE:
-            exact[info.bench].append(run)
-    baselines = {bench: _scores(repeats) for bench, repeats in exact.items()}
-    ordered = sorted(cells, key=lambda cell: (cell.bench, method_order(cell.method), cell))
-    return pd.DataFrame(
-        [_row(cell, cells[cell], baselines.get(cell.bench, {})) for cell in ordered],
-        columns=[name for column in COLUMNS for name in column.frame_names],
-    )
+    baselines = baseline_scores(runs)
+    rows = [
+        _row(cell, repeats, baselines.get(cell.bench, {}))
+        for cell, repeats in grouped(runs).items()
+    ]
+    return pd.DataFrame(rows, columns=[name for column in COLUMNS for name in column.frame_names])
 
 
-def _row(cell: _Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict[str, object]:
-    check_repetitions(runs)
+def _row(cell: Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict[str, object]:
     samples = [sample for run in runs for sample in run.samples]
     turns = [turn for run in runs for turn in run.turns]
-    scores = _scores(runs)
-    low, high = stats.wilson_interval(sum(scores.values()), len(scores))
-    common = [key for key in scores if key in baseline and cell.method != _BASELINE]
-    difference = stats.paired_bootstrap(
-        [100 * scores[key] for key in common],
-        [100 * baseline[key] for key in common],
-        seed=BOOTSTRAP_SEED,
-    )
+    own = scores(runs)
+    difference, n_paired = difference_cells(own, {} if cell.method == BASELINE else baseline)
     kls = [turn.first_token.kl for turn in turns if turn.first_token.kl is not None]
     agreed = [turn.first_token.agree for turn in turns if turn.first_token.agree is not None]
     peak = max((turn.peak_memory_bytes or 0 for turn in turns), default=0)
@@ -116,13 +102,9 @@ def _row(cell: _Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dic
         "pool_state": cell.pool_state,
         "n": len({sample.sample_id for sample in samples}),
         "runs": len(runs),
-        "accuracy_percent": 100 * stats.mean(list(scores.values())),
-        "accuracy_percent_low": 100 * low,
-        "accuracy_percent_high": 100 * high,
-        "difference_points": difference.value,
-        "difference_points_low": difference.low,
-        "difference_points_high": difference.high,
-        "n_paired": len(common) or None,
+        **accuracy_cells(own),
+        **difference,
+        "n_paired": n_paired or None,
         "extraction_failures": sum(sample.failure is not None for sample in samples)
         if samples
         else None,
@@ -139,16 +121,6 @@ def _row(cell: _Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dic
         "agreement_percent": 100 * stats.mean(agreed),
         "n_kl": len(kls) or None,
     }
-
-
-def _scores(runs: Sequence[Run]) -> dict[str, float]:
-    """Per question, the share of repetitions that answered it correctly."""
-    answers: dict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        for sample in run.samples:
-            if sample.correct is not None:
-                answers[sample.sample_id].append(float(sample.correct))
-    return {sample_id: stats.mean(values) for sample_id, values in answers.items()}
 
 
 def _trajectory_ttfts(runs: Sequence[Run]) -> list[float]:

@@ -30,3 +30,9 @@ def method_order(method: str) -> tuple[int, str]:
     """Sort key: the methods here in their order, then all others by name."""
     known = list(METHODS)
     return (known.index(method) if method in METHODS else len(known), method)
+
+
+WITHOUT_POOL = frozenset(
+    ("nonshared", "fullshared", "droidspeak", "cacheblend", "relaycaching", "epic")
+)
+"""Methods that learn nothing from requests: the order of requests does not matter to them."""
