@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from repro.models.entries import WheelMember
 from repro.models.fetch import fetch_file
 from workloads.base import Dataset, Workload
 
-PACKAGE = "package"
+PACKAGE: Final = "package"
 
 
 @dataclass(frozen=True)
