@@ -39,6 +39,7 @@ COLUMNS = (
     DIFFERENCE,
     Column("n_paired", "n paired", "Int64"),
     Column("extraction_failures", "No answer", "Int64"),
+    Column("unanswered_percent", "No answer %", digits=1),
     Column("latency_s", "Latency s", digits=2),
     Column("ttft_s", "TTFT s", digits=3),
     Column("peak_memory_gb", "Peak GB", digits=2),
@@ -60,6 +61,11 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
     notes = [
         INTERVALS,
         "latency, TTFT, peak memory: single stream, one request after another (the paper: 1 QPS)",
+    ]
+    missing = {run.info.bench: len(run.info.missing) for run in runs if run.info.missing}
+    notes += [
+        f"{bench}: {count} samples are left out, their image or clip was not there"
+        for bench, count in sorted(missing.items())
     ]
     if unscored:
         notes.append(f"{unscored} answers were not scored and are not part of the accuracy")
@@ -108,6 +114,7 @@ def _row(cell: Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict
         "extraction_failures": sum(sample.failure is not None for sample in samples)
         if samples
         else None,
+        "unanswered_percent": 100 * stats.mean([sample.failure is not None for sample in samples]),
         "latency_s": stats.mean([sample.e2e_s for sample in samples]),
         "ttft_s": stats.mean(_trajectory_ttfts(runs)),
         "peak_memory_gb": peak / 1e9 if peak else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from results.errors import TableError
@@ -39,6 +41,7 @@ def test_every_column_by_hand(measured: Run, make_run) -> None:
         "difference_points_high": 0.0,
         "n_paired": 2,
         "extraction_failures": 0,
+        "unanswered_percent": 0.0,
         "latency_s": 2.0,
         "ttft_s": (0.3 + 0.8) / 2,  # per trajectory first; the turn without a token is left out
         "peak_memory_gb": 5.0,
@@ -53,6 +56,16 @@ def test_every_column_by_hand(measured: Run, make_run) -> None:
         "n_kl": 2,
     }
     assert {name: float(row[name]) for name in expected} == pytest.approx(expected, abs=1e-3)
+
+
+def test_what_was_left_out_or_unanswered_is_told(make_run) -> None:
+    run = make_run((True, False, False, True), method="nonshared")
+    silent = run.samples[1].model_copy(update={"failure": "no number", "extracted": None})
+    info = run.info.model_copy(update={"missing": ("a (a.png)", "b (b.png)")})
+    run = replace(run, info=info, samples=(run.samples[0], silent, *run.samples[2:]))
+    table = build_table("1", [run])
+    assert table.display_rows(["extraction_failures", "unanswered_percent"]) == [["1", "25.0"]]
+    assert any("2 samples are left out" in note for note in table.footer)
 
 
 def test_displayed_cells(make_run) -> None:
