@@ -106,7 +106,13 @@ class TurnParams(_Model):
         output: Sequence[int] | None = None,
         tenant: str = "",
     ) -> TurnParams:
-        """Parameters of turn ``node`` of ``request``; ``force`` as in the engine's ``Turn``."""
+        """Parameters of turn ``node`` of ``request``; ``force`` as in the engine's ``Turn``.
+
+        Raises:
+            UserError: a prompt with images or videos; only ids reach a served model.
+        """
+        if prompt.visuals:
+            raise UserError("serving takes text only: this prompt has an image or a video in it")
         force = force or {}
         return cls(
             request=request,

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
-from kvcmas.engine.segments import Prompt, pf, ph
+from kvcmas.engine.segments import Prompt, Visual, pf, ph
 from kvcmas.engine.workflow import fan_in, sequential
 from kvcmas.errors import UserError
 from kvcmas.serving.params import KEY, TurnParams
@@ -31,6 +32,13 @@ def test_json_gives_the_turn_back() -> None:
     assert parsed.workflow.nodes == WORKFLOW.nodes
     assert parsed.prompt(PROMPT.ids) == PROMPT
     assert parsed.force == {1: True}
+
+
+def test_pictures_are_not_served() -> None:
+    image = Visual(0, torch.zeros(3, 4), "a" * 64)
+    prompt = Prompt((pf([1]), ph("q", [9, 9, 9], (image,))))
+    with pytest.raises(UserError, match="serving takes text only"):
+        TurnParams.of(WORKFLOW, WORKFLOW["A0"], "r", prompt)
 
 
 def test_other_connectors_parameters_are_not_ours() -> None:
