@@ -63,7 +63,7 @@ class Clip:
             with _opened(self) as container:
                 return _sampled(container, self)
         except (av.FFmpegError, OverflowError) as error:
-            raise UserError(f"cannot read video {self.name}: {error}") from error
+            raise UserError(f"cannot read video {self.name}: {_reason(error)}") from error
 
 
 def even_positions(first: int, last: int, count: int) -> list[int]:
@@ -81,8 +81,12 @@ def _opened(clip: Clip) -> InputContainer:
     try:
         return av.open(str(clip.path))
     except (av.FFmpegError, OSError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise UserError(f"cannot read video {clip.name}: {reason}") from error
+        raise UserError(f"cannot read video {clip.name}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the path that FFmpeg's texts end in."""
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
 def _stream(container: InputContainer, name: str) -> VideoStream:
