@@ -65,10 +65,8 @@ VIEWS = {
     },
 }
 SERVING = {
-    "latency": (
-        *("state", "n", "lost", "ttft_p50_s", "ttft_p90_s"),
-        *("speedup_p50", "speedup_p90", "work_bound"),
-    ),
+    "median": ("state", "n", "lost", "ttft_p50_s", "speedup_p50", "work_bound"),
+    "tail": ("ttft_p90_s", "speedup_p90", "work_bound"),
     "load": (
         *("qps_here", "load", "offered", "served_per_s"),
         *("queue_p50_s", "service_s", "after_first_token_s"),
@@ -109,7 +107,11 @@ def print_table(console: Console, table: Table) -> None:
         columns = [*names, *chosen]
         rich_table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for i, heading in enumerate(table.headings(columns)):
-            rich_table.add_column(heading, justify="left" if i < len(names) else "right")
+            rich_table.add_column(
+                heading,
+                justify="left" if i < len(names) else "right",
+                no_wrap=columns[i] in ("arrival", "method"),
+            )
         for row in table.display_rows(columns):
             rich_table.add_row(*row)
         console.print(rich_table)
