@@ -70,7 +70,7 @@ def test_commands_in_the_readme_exist() -> None:
 
     groups = get_command(app).commands  # type: ignore[attr-defined]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    mentioned = re.findall(r"`repro ([a-z]+)(?: ([a-z]+))?", text)
+    mentioned = re.findall(r"`repro ([a-z-]+)(?: ([a-z]+))?", text)
     assert len(mentioned) > 8
     for first, second in mentioned:
         assert first in groups, f"repro {first}"

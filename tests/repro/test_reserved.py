@@ -1,0 +1,100 @@
+"""Accuracy cells with a budget: found on requests set apart, pools warm, everything resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvcmas.errors import UserError
+from repro.commands.accuracy import Request, run
+from results.records import Run, normalised, read_runs
+
+pytestmark = pytest.mark.usefixtures("tiny_llama")
+
+Accuracy = Callable[..., list[Run]]
+
+
+@pytest.fixture
+def accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accuracy:
+    monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
+
+    def made(**changes: object) -> list[Run]:
+        values: dict[str, object] = {
+            "bench": "gsm8k",
+            "model": "tiny-llama",
+            "n": 2,
+            "warm": 2,
+            "calibration": 2,
+            "cells": ("nonshared", "kvcmas rho=0.5"),
+            "set": ("max_new_tokens=5",),
+            "out": tmp_path / "runs",
+        }
+        run(Request(**{**values, **changes}))  # type: ignore[arg-type]
+        return read_runs(tmp_path / "runs")
+
+    return made
+
+
+def test_a_budget_is_found_apart_and_kept_in_the_records(
+    accuracy: Accuracy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {run.info.method: run for run in accuracy()}
+    kvcmas = runs["kvcmas"].info
+    assert (kvcmas.label, kvcmas.target_rho, kvcmas.pool_state) == ("rho=0.5", 0.5, "warm")
+    assert kvcmas.settings["tau"] != 0.3
+    assert kvcmas.agents[-1] == "FinalRefer"
+    assert runs["nonshared"].info.target_rho is None
+    # Two requests per slot have filled the pool before the first evaluated one.
+    assert runs["kvcmas"].turns[0].pool_entries > 0
+    assert "tau=" in capsys.readouterr().err
+    (trace,) = (tmp_path / "runs").glob("reserved-*.jsonl")
+    before = trace.stat().st_mtime_ns
+    again = {run.info.method: run for run in accuracy()}
+    assert trace.stat().st_mtime_ns == before
+    assert normalised(again["kvcmas"].turns) == normalised(runs["kvcmas"].turns)
+
+
+def test_a_warm_run_resumes_with_its_pool(accuracy: Accuracy) -> None:
+    options = {"cells": ("kvcmas",), "calibration": 0}
+    (whole,) = accuracy(**options)
+    assert whole.directory is not None
+    rows = whole.directory / "records.jsonl"
+    complete = rows.read_bytes()
+    # As if it had been killed before its first sample: the pool was saved, the rows are gone.
+    rows.write_bytes(b"")
+    for file in (whole.directory / "state").iterdir():
+        file.unlink()
+    (resumed,) = accuracy(**options)
+    assert normalised(resumed.turns) == normalised(whole.turns)
+    assert len(rows.read_bytes()) > 0.9 * len(complete)
+
+
+def test_orders_are_runs_of_their_own_for_methods_that_learn(accuracy: Accuracy) -> None:
+    runs = accuracy(orders=2, warm=0, calibration=0, cells=("nonshared", "kvcmas"), n=3)
+    seeds = sorted((run.info.method, run.info.seed) for run in runs)
+    assert seeds == [("kvcmas", 0), ("kvcmas", 1), ("nonshared", 0)]
+    other = next(run for run in runs if run.info.seed == 1)
+    # The first turn sees the same prompt in every order, so it is compared with NonShared's.
+    compared = [turn.first_token.kl for turn in other.turns if turn.turn_index == 0]
+    assert len(compared) == 3 and all(kl is not None and kl < 1e-6 for kl in compared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"calibration": 0}, "rho= needs requests to calibrate on; give --calibration"),
+        ({"cells": ("fullshared rho=0.5",)}, "fullshared has no budget"),
+        ({"cells": ("kvcmas rho=0.5 tau=0.1",)}, "give one of them"),
+        ({"methods": " , "}, "no method was named"),
+        ({"study": "threshhold", "cells": ()}, "threshold"),
+        ({"n": 999}, "leaves 1 samples"),
+        ({"bench": "humaneval", "data": "procedural"}, "no procedural problems"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    accuracy: Accuracy, changes: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        accuracy(**changes)
