@@ -41,19 +41,18 @@ class VllmAdapter:
     def __init__(self, model: Any, config: VllmConfig, chunk: int) -> None:
         if config.parallel_config.world_size > 1:
             raise UserError("tensor and pipeline parallelism are not supported")
-        self._model = model
+        # Not its text part: a model that wraps another one is not supported.
+        shape, vocab = config.model_config.hf_config, config.model_config.get_vocab_size()
+        weight = next(model.parameters())
+        self.spec = ModelSpec.from_config(shape, vocab, weight.dtype, weight.device)
         trunk = model.model
+        self._model = model
         self._embed = trunk.embed_input_ids
         self._layers: list[Any] = list(trunk.layers)
         self._norm = trunk.norm
         self._chunk = chunk
-        text = config.model_config.hf_text_config
-        weight = trunk.embed_tokens.weight
-        self.spec = ModelSpec.from_config(
-            text, config.model_config.get_vocab_size(), weight.dtype, weight.device
-        )
         first = self._layers[0].self_attn
-        self.rope: Rope = VllmRope(first.rotary_emb, Rope.from_config(text, weight.device))
+        self.rope: Rope = VllmRope(first.rotary_emb, Rope.from_config(shape, weight.device))
         self._projected: tuple[Tensor, Tensor] | None = None
 
     @property

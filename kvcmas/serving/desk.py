@@ -284,9 +284,9 @@ class Desk:
 
     def _leave(self, turn: _Turn, flow: _Flow | None) -> None:
         """The turn is over; with its last turn the workflow is."""
-        if flow is None:
+        if flow is None or not turn.entered:
             return
-        flow.active -= turn.entered
+        flow.active -= 1
         flow.remaining.discard(turn.begin.params.node)
         if not flow.remaining:
             del self._flows[_flow_key(turn.begin.params)]

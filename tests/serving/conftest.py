@@ -26,6 +26,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     from repro.models import resolve
 
     model: PreTrainedModel = request.getfixturevalue(request.param)[0]
+    name = {"smollm2": "smollm2-135m"}.get(request.param, request.param.replace("_", "-"))
     adapter = TransformersAdapter(model)
     options = HostOptions(
         max_model_len=1024,
@@ -34,7 +35,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         max_logprobs=adapter.spec.vocab,
         forcing=True,
     )
-    host = Host(resolve(request.param.replace("_", "-")).path, options)
+    host = Host(resolve(name).path, options)
     yield Pair(host, adapter)
     host.close()
 

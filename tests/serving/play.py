@@ -52,7 +52,8 @@ class Driver:
     reports: list[TurnReport] = field(default_factory=list)
 
     def submit(self, prompt: Prompt, params: TurnParams | None = None, **options: Any) -> str:
-        request = self.host.submit(prompt.ids, params, logprobs=self.vocab, **options)
+        options.setdefault("logprobs", self.vocab)
+        request = self.host.submit(prompt.ids, params, **options)
         self._open[request] = (params, prompt)
         return request
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -44,14 +45,23 @@ def turn(workflow: Workflow, n: int, at: int, length: int) -> tuple[Prompt, Turn
 
 def alone(drive: Driver, prompt: Prompt, output: Ids | None = None) -> Served:
     """The prompt on plain vLLM, with nobody beside it."""
-    options = {} if output is None else {"output": output, "max_tokens": len(output)}
+    options = {} if output is None else forced_decoding(output)
     request = drive.submit(prompt, **options)
     return drive.settle()[request]
 
 
+def forced_decoding(output: Ids) -> dict[str, Any]:
+    """Options of a request that decodes ``output``, with the logprob of each of its tokens."""
+    return {"output": output, "max_tokens": len(output), "logprobs": 0}
+
+
 def error(served: Served, expected: Served) -> float:
+    """Over all logprobs of the first token, or over those of the tokens that decoding took."""
     assert served.tokens == expected.tokens
-    return float((served.logprobs - expected.logprobs).abs().max())
+    difference = (served.logprobs - expected.logprobs).abs()
+    if len(served.tokens) > 1:
+        difference = difference.gather(1, torch.tensor([served.tokens]).T)
+    return float(difference.max())
 
 
 def test_six_mixed_requests_at_once(exact: Pair) -> None:
@@ -94,8 +104,8 @@ def test_preempted_requests_take_their_plans_up_again(exact: Pair) -> None:
         prompt, params = turn(WORKFLOW, 40 + n, 1, 200)
         output = random_ids(70 + n, decoded)
         params = params.model_copy(update={"output": None})
-        options = {"output": output, "max_tokens": decoded}
-        submitted.append((prompt, output, drive.submit(prompt, params, **options)))
+        request = drive.submit(prompt, params, **forced_decoding(output))
+        submitted.append((prompt, output, request))
     served = drive.settle()
     reports = [served[request].report for *_, request in submitted]
     assert max(report.loads for report in reports if report) > 1, "nobody was preempted"

@@ -242,6 +242,9 @@ def test_another_graph_for_the_same_request_is_a_dense_turn(
     assert "another graph" in (report.fell_back or "")
     assert report.accounting.prompt.reused == 0
     assert rig.desk.stats["turns"] == 0
+    # It took no part in the workflow of that name, which goes on.
+    _, report = rig.serve("r", 1, {"q": random_ids(1, 40)})
+    assert report.accounting.prompt.reused > 0
 
 
 def test_the_method_stays_while_turns_are_under_way(adapter: TransformersAdapter) -> None:
