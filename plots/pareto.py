@@ -67,8 +67,9 @@ def figure4(runs: Sequence[Run], out: Path) -> list[Path]:
         raise ResultsError("no accuracy run to draw; made by: repro accuracy --bench BENCH")
     if "setting" not in frame:
         frame = frame.assign(setting="")
+    pairs = frame[["setting", "bench"]].drop_duplicates().itertuples(index=False)
     panels = sorted(
-        frame.groupby(["setting", "bench"], sort=False), key=lambda panel: bench_order(panel[0][1])
+        ((str(setting), str(bench)) for setting, bench in pairs), key=lambda p: bench_order(p[1])
     )
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -76,8 +77,9 @@ def figure4(runs: Sequence[Run], out: Path) -> list[Path]:
         figure = Figure(figsize=(WIDTH, 2.3 * rows + 1.5), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         drawn: dict[str, Line2D] = {}
-        benches = [bench for (_, bench), _ in panels]
-        for axes, ((setting, bench), part) in zip(grid, panels, strict=False):
+        benches = [bench for _, bench in panels]
+        for axes, (setting, bench) in zip(grid, panels, strict=False):
+            part = frame[(frame["setting"] == setting) & (frame["bench"] == bench)]
             points = _points(part)
             title = [f"{bench_name(bench)}, n = {part['n'].max()}"]
             title += wrap(setting, _TITLE) if benches.count(bench) > 1 else []
@@ -101,13 +103,15 @@ def figure4(runs: Sequence[Run], out: Path) -> list[Path]:
 
 def _key(point: _Point) -> Line2D:
     """What stands for a point in the legend."""
-    return Line2D([], [], linestyle="", marker=look(point.method).marker, **_colours(point))
+    style = look(point.method)
+    face = _face(point)
+    return Line2D(
+        [], [], linestyle="", color=style.colour, marker=style.marker, markerfacecolor=face
+    )
 
 
-def _colours(point: _Point) -> dict[str, str]:
-    colour = look(point.method).colour
-    face = "white" if point.hollow else colour
-    return {"color": colour, "markerfacecolor": face}
+def _face(point: _Point) -> str:
+    return "white" if point.hollow else look(point.method).colour
 
 
 def _points(frame: pd.DataFrame) -> list[_Point]:
@@ -177,7 +181,16 @@ def _draw(axes: Axes, point: _Point, limits: _Limits) -> None:
     marker = style.marker if (x, y) == (point.latency, point.accuracy) else _towards(point, limits)
     if x == point.latency:
         axes.vlines(x, point.low, point.high, color=style.colour, linewidth=0.6, alpha=0.5)
-    axes.plot(x, y, marker=marker, linestyle="", clip_on=False, zorder=3, **_colours(point))
+    axes.plot(
+        x,
+        y,
+        color=style.colour,
+        marker=marker,
+        markerfacecolor=_face(point),
+        linestyle="",
+        clip_on=False,
+        zorder=3,
+    )
     values = [f"{point.latency:.1f} s"] if x != point.latency else []
     values += [f"{point.accuracy:.1f}%"] if y != point.accuracy else []
     right, upper = x > (limits.left + limits.right) / 2, y > (limits.bottom + limits.top) / 2

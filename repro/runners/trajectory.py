@@ -99,7 +99,7 @@ class Runner:
         fills = {QUERY: self._query(sample, picture)}
         visuals = {} if picture is None else {QUERY: (picture.at(0),)}
         nodes = self.workload.workflow.nodes
-        steps = []
+        steps: list[Step] = []
         for node in nodes:
             last = node is nodes[-1]
             filled = [s for s in self.workload.workflow.consumes(node) if s in fills]
