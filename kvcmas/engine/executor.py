@@ -115,8 +115,8 @@ class Executor:
             ValueError: the plan leaves one of these entries unwritten, fills rows after ``stop``
                 (other than the prompt's last), or does not fit the prompt.
         """
-        if beyond := [f for f in plan.fills if prompt.rows(f.segment).stop > stop + 1]:
-            raise ValueError(f"segment {beyond[0].segment} is filled beyond row {stop}")
+        if late := [fill for fill in plan.fills if beyond(fill, prompt, stop)]:
+            raise ValueError(f"segment {late[0].segment} is filled beyond row {stop}")
         wanted = torch.zeros(len(prompt), dtype=torch.bool)
         before = replace(
             plan, events=tuple(_before(e, stop) if isinstance(e, Enter) else e for e in plan.events)
@@ -337,6 +337,12 @@ def _stays(active: _Active, plan: Plan, layer: int) -> Tensor:
         if isinstance(event, Leave) and event.layer == layer + 1:
             stays &= ~torch.isin(active.rows.host, event.rows)
     return stays
+
+
+def beyond(fill: Fill, prompt: Prompt, stop: int) -> bool:
+    """Whether ``fill`` reaches rows from ``stop`` on, other than the prompt's last."""
+    end = prompt.rows(fill.segment).stop
+    return min(end, len(prompt) - 1) > stop
 
 
 def _before(event: Enter, stop: int) -> Enter:

@@ -19,7 +19,7 @@ from kvcmas.engine.accounting import Accounting, account
 from kvcmas.engine.adapter import ModelAdapter
 from kvcmas.engine.cache import Buffer, Origin
 from kvcmas.engine.contract import Decision, Plan
-from kvcmas.engine.executor import Work
+from kvcmas.engine.executor import Work, beyond
 from kvcmas.engine.segments import Prompt
 from kvcmas.engine.session import Closed, Engine, OpenTurn, Session
 from kvcmas.errors import UserError
@@ -202,6 +202,9 @@ class Desk:
             background = opened.started - started
             turn.seconds = Seconds(plan=opened.planned - opened.started, background=background)
             self.after_seconds += background
+            if any(beyond(f, turn.prompt, turn.begin.stop) for f in opened.plan.fills):
+                # The scheduler forgot the workflow earlier than the worker.
+                self._refuse(turn, "the plan fills rows that vLLM executes")
 
     def _load(self, turn: _Turn, begin: Begin) -> None:
         """Fill and execute the plug-in's rows; densely if the plan cannot be carried out."""
@@ -211,11 +214,7 @@ class Desk:
             self._run(turn, begin, plan)
             return
         except Exception as error:  # see above
-            turn.fell_back = _reason("executing the plan", error)
-            logger.warning("turn %s runs densely: %s", begin.key, turn.fell_back)
-        plan = Plan.make(turn.prompt, decisions=tuple(_refused(d) for d in plan.decisions))
-        if turn.opened is not None:
-            turn.opened = replace(turn.opened, plan=plan)
+            plan = self._refuse(turn, _reason("executing the plan", error))
         try:
             self._run(turn, begin, plan)
         except Exception as error:  # see above
@@ -223,6 +222,20 @@ class Desk:
             logger.warning("turn %s is left to vLLM: %s", begin.key, turn.fell_back)
             turn.opened = turn.buffer = turn.work = None
             self.failed_blocks.update(begin.blocks)
+
+    def _refuse(self, turn: _Turn, reason: str) -> Plan:
+        """Make the turn dense."""
+        logger.warning("turn %s runs densely: %s", turn.begin.key, reason)
+        turn.fell_back = reason
+        if turn.opened is None:
+            return Plan.make(turn.prompt)
+        decisions = tuple(
+            Decision(decision.segment, None, "dense", "fell back")
+            for decision in turn.opened.plan.decisions
+        )
+        plan = Plan.make(turn.prompt, decisions=decisions)
+        turn.opened = replace(turn.opened, plan=plan)
+        return plan
 
     def _run(self, turn: _Turn, begin: Begin, plan: Plan) -> None:
         engine = self.engine(begin.params.tenant)
@@ -268,8 +281,8 @@ class Desk:
         key = _flow_key(params)
         if key not in self._flows:
             session = self.engine(params.tenant).session(params.workflow, params.request)
-            self._flows[key] = _Flow(session, {node.name for node in params.workflow.nodes})
             self._forget_idle()
+            self._flows[key] = _Flow(session, {node.name for node in params.workflow.nodes})
         flow = self._flows[key]
         self._flows.move_to_end(key)
         if flow.session.workflow.nodes != params.workflow.nodes:
@@ -278,7 +291,7 @@ class Desk:
 
     def _forget_idle(self) -> None:
         idle = [key for key, flow in self._flows.items() if not flow.active]
-        for key in idle[: max(0, len(self._flows) - self._config.workflows)]:
+        for key in idle[: max(0, len(self._flows) + 1 - self._config.workflows)]:
             logger.warning("workflow %s is forgotten, others are more recent", key[1])
             del self._flows[key]
 
@@ -339,7 +352,3 @@ def _flow_key(params: TurnParams) -> FlowKey:
 
 def _reason(what: str, error: Exception) -> str:
     return f"{what} failed: {type(error).__name__}: {error}"
-
-
-def _refused(decision: Decision) -> Decision:
-    return Decision(decision.segment, None, "dense", "fell back")

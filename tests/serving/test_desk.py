@@ -198,13 +198,25 @@ def test_a_dropped_turn_changes_nothing(adapter: TransformersAdapter) -> None:
 def test_the_longest_idle_workflow_is_forgotten(adapter: TransformersAdapter) -> None:
     rig = Rig(adapter, "fullshared", workflows=2)
     for n in range(4):
-        rig.serve(f"n{n}", 0, {"q": random_ids(1, 40)}, output=random_ids(2, 9))
+        _, report = rig.serve(f"n{n}", 0, {"q": random_ids(1, 40)}, output=random_ids(2, 9))
+        assert report.fell_back is None
         assert rig.desk.stats["workflows"] == min(2, n + 1)
     texts = {"q": random_ids(1, 40), "out0": random_ids(2, 9)}
     _, report = rig.serve("n0", 1, texts)
     assert report.accounting.prompt.reused == 0
     _, report = rig.serve("n3", 1, texts)
     assert report.accounting.prompt.reused > 0
+
+
+def test_a_workflow_that_the_scheduler_forgot_is_dense(adapter: TransformersAdapter) -> None:
+    """It gave the plug-in no rows although the worker still holds the sources."""
+    rig = Rig(adapter, "fullshared")
+    texts = {"q": random_ids(1, 40)}
+    rig.serve("r", 0, texts, output=random_ids(2, 9))
+    _, report = rig.serve("r", 1, texts, stop=0)
+    assert report.fell_back == "the plan fills rows that vLLM executes"
+    assert [decision.action for decision in report.decisions] == ["dense"]
+    assert report.accounting.prompt.executed == report.accounting.prompt.total
 
 
 def test_the_seconds_after_first_tokens_are_told_apart(adapter: TransformersAdapter) -> None:
