@@ -50,34 +50,12 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
-# The paper's eight, on a real model of 30 layers.
-HEADLINE: list[tuple[str, dict[str, Any], bool]] = [
-    ("nonshared", {}, False),
-    ("fullshared", {}, False),
-    ("droidspeak", {"blocks": ((8, 13),)}, False),
-    ("tests.serving.methods:RecordedCacheBlend", {"ratio": 0.2}, False),
-    ("tests.serving.methods:RecordedRelay", {"span": (6, 7, 20), "ratio": 0.3}, False),
-    ("graphflow", {"n_cal": 2}, True),
-    ("kvcomm", {}, True),
-    ("kvcmas", {}, True),
-]
-
-
 def names(cases: list[tuple[str, dict[str, Any], bool]]) -> list[str]:
     return [f"{method.split(':')[-1]}-{settings}" for method, settings, _ in cases]
 
 
 @pytest.mark.parametrize(("method", "settings", "forces"), CASES, ids=names(CASES))
 def test_first_tokens_equal_those_of_the_transformers_engine(
-    pair: Pair, method: str, settings: dict[str, Any], forces: bool
-) -> None:
-    assert_equal(pair, method, settings, forces)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("pair", ["smollm2"], indirect=True)
-@pytest.mark.parametrize(("method", "settings", "forces"), HEADLINE, ids=names(HEADLINE))
-def test_first_tokens_equal_on_a_real_model(
     pair: Pair, method: str, settings: dict[str, Any], forces: bool
 ) -> None:
     assert_equal(pair, method, settings, forces)
