@@ -13,6 +13,7 @@ import hashlib
 import json
 import lzma
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -230,7 +231,8 @@ def read_run(directory: Path) -> Run:
 def pack(directory: Path, into: Path) -> None:
     """Write a small copy of a run, for committing: complete samples, xz, the same bytes each time.
 
-    Measured numbers that are no whole ones keep ``PACKED_DIGITS`` significant digits.
+    Measured numbers that are no whole ones keep ``PACKED_DIGITS`` significant digits, and absolute
+    paths in the command their last part.
 
     Raises RecordError if the run cannot be read or its copy not written.
     """
@@ -241,6 +243,8 @@ def pack(directory: Path, into: Path) -> None:
     text = "".join(f"{line}\n" for line in lines)
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
+    words = (Path(w).name if w.startswith("/") else w for w in shlex.split(info.command))
+    info = info.model_copy(update={"command": shlex.join(words)})
     _replace(into / RUN_FILE, info.model_dump_json(indent=2).encode() + b"\n")
     _replace(into / PACKED_FILE, lzma.compress(text.encode(), preset=9))
 

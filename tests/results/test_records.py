@@ -319,6 +319,14 @@ def test_a_packed_run_keeps_seven_digits_and_no_torn_sample(
     assert [turn.e2e_s for turn in read_run(tmp_path / "packed").turns] == [1.234568] * 2
 
 
+def test_a_packed_run_names_no_folder_of_its_machine(tmp_path: Path, make_info) -> None:
+    info = make_info(command="repro fidelity --trace '/a b/c d.jsonl' --out runs")
+    RunWriter(tmp_path / "run", info)
+    pack(tmp_path / "run", tmp_path / "packed")
+    command = read_run(tmp_path / "packed").info.command
+    assert command == "repro fidelity --trace 'c d.jsonl' --out runs"
+
+
 def test_a_damaged_pack_is_named(tmp_path: Path, written: Path) -> None:
     pack(written, tmp_path / "packed")
     path = tmp_path / "packed" / PACKED_FILE
