@@ -215,6 +215,22 @@ def docs(
     run_docs(documents or [Path("README.md"), Path("docs")], records, check=check)
 
 
+@app.command()
+def figure(
+    number: Annotated[str, typer.Argument(help="Number of the paper's figure.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
+        "runs"
+    ),
+    out: Annotated[Path, typer.Option("--out", help="Where PNG, SVG and PDF go.")] = Path(
+        "runs/figures"
+    ),
+) -> None:
+    """Draw a figure of the paper from records only."""
+    from repro.commands.figures import show_figure
+
+    show_figure(number, runs, out)
+
+
 @app.command("lm-eval")
 def lm_eval(
     tasks: Annotated[str, typer.Option("--tasks", help="Comma-separated task names of lm-eval.")],
