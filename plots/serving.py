@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -258,10 +259,14 @@ def _method_lines(cells: Sequence[ServedCell]) -> list[_Line]:
             _Line(
                 f"{display_name(method)} {label.replace('_', ' ')}".strip(),
                 Look(own.colour, own.marker, ":") if label else own,
-                lambda cell, m=method, t=label: (cell.key.method, cell.key.label) == (m, t),
+                partial(_is, (method, label)),
             )
         )
     return lines
+
+
+def _is(variant: tuple[str, str], cell: ServedCell) -> bool:
+    return (cell.key.method, cell.key.label) == variant
 
 
 def _chaining_lines(cells: Sequence[ServedCell]) -> list[_Line]:

@@ -16,7 +16,7 @@ from results import stats
 from results.errors import TableError
 from results.names import method_order
 from results.records import Run
-from results.schema import RequestRecord, ServeInfo
+from results.schema import LostRequest, RequestRecord, ServeInfo
 from results.stats import Estimate
 from results.tables import check_repetitions
 
@@ -192,7 +192,8 @@ def ratios_of(cells: Iterable[ServedCell]) -> list[float]:
 
 
 def _check_prompts(run: Run, seen: dict[tuple[str, str, int], tuple[str, Run]]) -> None:
-    for row in (*run.requests, *run.lost):
+    rows: list[RequestRecord | LostRequest] = [*run.requests, *run.lost]
+    for row in rows:
         key = (run.info.data_sha256, row.sample_id, row.turn_index)
         sha256, other = seen.setdefault(key, (row.prompt_sha256, run))
         if sha256 != row.prompt_sha256:

@@ -238,7 +238,8 @@ def _mean_over_runs(cell: ServedCell, value: Callable[[Run], float | None]) -> f
 def _offered(run: Run) -> float | None:
     """Rate of the intended arrivals over the rate asked for."""
     serve = serve_of(run)
-    times = [r.arrival_s for r in (*run.requests, *run.lost) if r.arrival_s is not None]
+    times = [row.arrival_s for row in run.requests]
+    times += [row.arrival_s for row in run.lost if row.arrival_s is not None]
     if not serve.qps or len(times) < 2 or max(times) == min(times):
         return None
     return (len(times) - 1) / (max(times) - min(times)) / serve.qps_here

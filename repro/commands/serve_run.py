@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import psutil
 import torch
@@ -116,9 +117,7 @@ def run(request: Request) -> None:
             capacity = measured_capacity(
                 _capacity_file(request.out, identity, w),
                 w.warm_up,
-                lambda clock, w=w: backend.engine(
-                    make_method("nonshared"), clock, topology=w.topology
-                ),
+                partial(backend.engine, make_method("nonshared"), topology=w.topology),
             )
             studies.append(
                 Study(
@@ -159,7 +158,7 @@ def _serve(cells: Sequence[Cell], setting: Setting, request: Request, notes: Con
                 run = done[cell.key]
                 if run is None:
                     table.start(cell)
-                    run = runner.run(cell, on_end=lambda ended, cell=cell: table.ended(cell, ended))
+                    run = runner.run(cell, on_end=partial(table.ended, cell))
                 runs.append(run)
                 table.finish(cell, run, runs)
     except KeyboardInterrupt:
@@ -199,21 +198,27 @@ def _profile(request: Request) -> ServeProfile:
     )
 
 
-def _arrival(request: Request, known: dict[Law, tuple[float, ...]]) -> dict[Law, tuple[float, ...]]:
+def _arrival(
+    request: Request, known: Mapping[Law, tuple[float, ...]]
+) -> dict[Law, tuple[float, ...]]:
     """Rates of each law: --arrival chooses the laws, --qps gives all of them the same rates."""
-    laws = _parts(request.arrival) if request.arrival else list(known)
-    for law in laws:
-        if law not in get_args(Law):
-            raise UserError(f"unknown arrival law {law!r}{suggestion(law, get_args(Law))}")
+    laws = [_law(text) for text in _parts(request.arrival)] if request.arrival else list(known)
     if request.qps is not None:
         rates = tuple(_number(part, float, "qps") for part in _parts(request.qps))
-        chosen = {law: rates for law in laws}
+        chosen = dict.fromkeys(laws, rates)
     else:
         others = next(iter(known.values()))
         chosen = {law: known.get(law, others) for law in laws}
     if ("azure" in chosen) != (request.arrival_times is not None):
         raise UserError("--arrival azure takes its times from --arrival-times FILE, and no other")
     return chosen
+
+
+def _law(text: str) -> Law:
+    for law in get_args(Law):
+        if law == text:
+            return cast(Law, law)
+    raise UserError(f"unknown arrival law {text!r}{suggestion(text, get_args(Law))}")
 
 
 def _chosen(request: Request, known: Sequence[ServeMethod]) -> list[ServeMethod]:
@@ -237,25 +242,25 @@ def _chosen(request: Request, known: Sequence[ServeMethod]) -> list[ServeMethod]
     return chosen
 
 
-def _with_settings(methods: Sequence[ServeMethod], values: dict[str, Any]) -> list[dict[str, Any]]:
+def _with_settings(methods: Sequence[ServeMethod], values: Mapping[str, Any]) -> list[ServeMethod]:
     """``setting=value`` for every method that has it, ``method.setting=value`` for one.
 
     Raises:
         UserError: a setting that no chosen method has.
     """
-    made = [{"method": spec.method, "settings": dict(spec.settings)} for spec in methods]
+    made = [(spec.method, dict(spec.settings)) for spec in methods]
     for key, value in values.items():
         owner, _, name = key.rpartition(".")
         targets = [
-            spec
-            for spec in made
-            if owner in ("", spec["method"]) and name in setting_names(find_method(spec["method"]))
+            settings
+            for method, settings in made
+            if owner in ("", method) and name in setting_names(find_method(method))
         ]
         if not targets:
             raise UserError(f"neither the profile nor a chosen method has a setting {key!r}")
-        for spec in targets:
-            spec["settings"][name] = value
-    return made
+        for settings in targets:
+            settings[name] = value
+    return [ServeMethod(method=method, settings=settings) for method, settings in made]
 
 
 def _workloads(

@@ -10,7 +10,7 @@ import pytest
 
 from kvcmas.errors import UserError
 from repro.runners.serving.clock import Clock, ClockKind
-from repro.runners.serving.engine import Failed, Outcome, Request, Served
+from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
 from repro.runners.serving.loop import Answered, Lost, Result, serve
 from repro.runners.serving.workload import sources_of
 from traces import GeneratorSettings, TraceWorkflow, arrivals, generate
@@ -45,7 +45,7 @@ class Fixed:
     order: list[str] = field(default_factory=list)
     queue: deque[Request] = field(default_factory=deque)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, arrival: float) -> None:
         self.queue.append(request)
 
     def busy(self) -> bool:
@@ -148,7 +148,7 @@ def test_a_request_waits_for_its_sources_and_the_wait_counts() -> None:
     """An engine that works backwards would serve A1 before A0."""
 
     class Backwards(Fixed):
-        def submit(self, request: Request) -> None:
+        def submit(self, request: Request, arrival: float) -> None:
             self.queue.appendleft(request)
 
     time = Time()
@@ -162,6 +162,14 @@ def test_a_request_waits_for_its_sources_and_the_wait_counts() -> None:
         assert all(isinstance(result, Answered) for result in results)
     released = [r.released for r in results if isinstance(r, Answered)]
     assert released == sorted(released) and released[-1] > 0
+
+
+def test_requests_begin_in_the_order_of_their_intended_arrival() -> None:
+    """One that waited for its source is not overtaken by what arrived meanwhile."""
+    waiting, (first, second, third) = Waiting(), requests()[:3]
+    for request, arrival in ((third, 2.0), (first, 1.0), (second, 1.0)):
+        waiting.add(request, arrival)
+    assert [waiting.pop() for _ in range(len(waiting))] == [first, second, third]
 
 
 def test_sources_are_the_last_holders() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,11 +70,40 @@ class Failed:
 Outcome = Served | Failed
 
 
-class ServingEngine(Protocol):
-    """One method on one model, serving requests in the order it sees fit."""
+class Waiting:
+    """Requests that nobody has begun, in the order of their intended arrival."""
 
-    def submit(self, request: Request) -> None:
-        """Take a request; its sources are there."""
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request, arrival: float) -> None:
+        """Add one; of two that arrive together the one added first goes first."""
+        heapq.heappush(self._heap, (arrival, self._count, request))
+        self._count += 1
+
+    def pop(self) -> Request:
+        """Take the first one."""
+        return heapq.heappop(self._heap)[2]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._heap.clear()
+
+
+class ServingEngine(Protocol):
+    """One method on one model.
+
+    Of the requests that it holds an engine begins the one that was to arrive first. A request that
+    waits for its sources comes late, but goes ahead of those that arrived after it: else the first
+    turns of later workflows would overtake it, and only in methods that have sources.
+    """
+
+    def submit(self, request: Request, arrival: float) -> None:
+        """Take a request whose sources are there; ``arrival`` is the intended one, in seconds."""
         ...
 
     def busy(self) -> bool:

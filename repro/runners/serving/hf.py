@@ -6,7 +6,6 @@ what only prepares the replay (feeding the recorded output, copying caches out) 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -17,7 +16,7 @@ from kvcmas.engine.session import Engine, Session, TurnResult
 from kvcmas.errors import UserError
 from repro.runners.rows import edge_records, measured
 from repro.runners.serving.clock import Clock
-from repro.runners.serving.engine import Failed, Outcome, Request, Served
+from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
 from repro.runners.serving.pools import check_reset
 
 
@@ -50,20 +49,20 @@ class HFEngine:
         self._clock = clock
         self._topology = topology
         self._decode = decode
-        self._queue: deque[Request] = deque()
+        self._waiting = Waiting()
         self._sessions: dict[str, Session] = {}
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, arrival: float) -> None:
         """See the protocol."""
-        self._queue.append(request)
+        self._waiting.add(request, arrival)
 
     def busy(self) -> bool:
         """See the protocol."""
-        return bool(self._queue)
+        return len(self._waiting) > 0
 
     def step(self) -> Sequence[Outcome]:
-        """Serve the request that has waited longest."""
-        request = self._queue.popleft()
+        """Serve the request that was to arrive first."""
+        request = self._waiting.pop()
         try:
             return [self._serve(request)]
         except UserError:
@@ -76,6 +75,7 @@ class HFEngine:
 
     def close(self) -> None:
         """See the protocol."""
+        self._waiting.clear()
         self._sessions.clear()
 
     def _serve(self, request: Request) -> Served:

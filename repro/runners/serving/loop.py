@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,8 +58,8 @@ def serve(
     """
     loop = _Loop(requests, arrivals)
     while limit is None or clock.now() < limit:
-        for request in loop.due(clock.now()):
-            engine.submit(request)
+        for request, arrival in loop.due(clock.now()):
+            engine.submit(request, arrival)
         if engine.busy():
             for outcome in engine.step():
                 loop.end(outcome)
@@ -96,15 +96,15 @@ class _Loop:
         """When the next request is due; None if that depends on one that has not ended."""
         return self._coming[0][0] if self._coming else None
 
-    def due(self, now: float) -> Iterator[Request]:
-        """Requests that have arrived and whose sources are there, in order of arrival."""
+    def due(self, now: float) -> list[tuple[Request, float]]:
+        """Requests that have arrived and whose sources are there, with their intended arrivals."""
         while self._coming and self._coming[0][0] <= now:
             time, _, key = heapq.heappop(self._coming)
             self._arrived[key] = time
             self._parked.append(key)
         ready = [key for key in self._parked if self._missing(key) == 0]
         self._parked = [key for key in self._parked if self._missing(key)]
-        return iter([self._requests[key] for key in ready])
+        return [(self._requests[key], self._arrived[key]) for key in ready]
 
     def end(self, outcome: Outcome) -> None:
         """Take note of a request that ended; those that follow it become due."""

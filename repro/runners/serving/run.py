@@ -193,6 +193,8 @@ class Runner:
     def _info(self, cell: Cell, pool_entries: int, *, out_of_memory: bool = False) -> RunInfo:
         study, model, backend = cell.study, self._setting.model, self._setting.backend
         workload, profile, spec = study.workload, study.profile, backend.sketch.spec
+        if study.capacity is None:
+            raise ValueError("a cell is run at a rate, which needs NonShared's capacity")
         names = "\n".join(workflow.request for workflow in workload.workflows)
         return RunInfo(
             run_key=cell.key,

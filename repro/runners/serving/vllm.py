@@ -22,7 +22,7 @@ from repro.models.loading import DType
 from repro.runners.rows import edges_of, measured_of
 from repro.runners.serving.backend import Sketch
 from repro.runners.serving.clock import Clock
-from repro.runners.serving.engine import Failed, Outcome, Request, Served
+from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
 from repro.runners.serving.pools import check_reset
 from traces.schema import TurnKey
 
@@ -48,11 +48,19 @@ class VLLMEngine:
         self._clock = clock
         self._topology = topology
         self._decode = decode
+        self._waiting = Waiting()
         self._by_id: dict[str, TurnKey] = {}
         self._open: dict[TurnKey, _Open] = {}
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, arrival: float) -> None:
         """See the protocol."""
+        self._waiting.add(request, arrival)
+
+    def busy(self) -> bool:
+        """See the protocol."""
+        return len(self._waiting) > 0 or self._host.busy
+
+    def _hand_over(self, request: Request) -> None:
         turn, name = request.turn, request.workflow.request
         params = TurnParams.of(
             request.workflow.workflow(self._topology),
@@ -72,13 +80,12 @@ class VLLMEngine:
         self._by_id[handle] = request.key
         self._open[request.key] = _Open(request)
 
-    def busy(self) -> bool:
-        """See the protocol."""
-        return self._host.busy
-
     def step(self) -> Sequence[Outcome]:
-        """One step of vLLM."""
+        """One step of vLLM, whose own queue is kept as short as its token budget allows."""
         began = self._clock.now()
+        budget = self._host.options.max_num_batched_tokens
+        while len(self._waiting) and self._unanswered_tokens() < budget:
+            self._hand_over(self._waiting.pop())
         step = self._host.step()
         for report in step.reports:
             self._clock.exclude(report.seconds.extend + report.seconds.capture)
@@ -92,10 +99,15 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Take back what has not ended."""
+        self._waiting.clear()
         for handle in self._by_id:
             self._host.abort(handle)
         self._by_id.clear()
         self._open.clear()
+
+    def _unanswered_tokens(self) -> int:
+        """Prompt tokens of the requests that vLLM has and that have no first token yet."""
+        return sum(len(o.request.prompt) for o in self._open.values() if not o.token_times)
 
     def _tokens(self, emitted: Emitted, began: float, now: float) -> list[Outcome]:
         key = self._by_id[emitted.request]
