@@ -63,8 +63,11 @@ def estimate_s(cell: Cell, earlier: Sequence[Run]) -> float:
     for run in earlier:
         same = (run.info.method, run.info.label) == (cell.method, cell.label)
         if same and run.requests and run.info.data_sha256 == workload.sha256:
-            busy = [row.finished_s - row.started_s for row in run.requests]
-            return workload.requests * stats.mean(busy)
+            alone = stats.mean([row.finished_s - row.started_s for row in run.requests])
+            begin = min(row.arrival_s for row in run.requests)
+            whole = max(row.finished_s for row in run.requests) - begin
+            # Batched requests share the engine; at low rates the cell was idle in between.
+            return workload.requests * min(alone, whole / len(run.requests))
     if cell.study.capacity is None:
         return math.nan
     work = workload.requests / cell.study.capacity.requests_per_s

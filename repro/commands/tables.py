@@ -69,7 +69,7 @@ SERVING = {
     "tail": ("ttft_p90_s", "speedup_p90", "work_bound"),
     "load": (
         *("qps_here", "load", "offered", "served_per_s"),
-        *("queue_p50_s", "service_s", "after_first_token_s"),
+        *("queue_p50_s", "service_s", "build_s"),
     ),
     "reuse": (
         *("rho_entry", "rho_transition", "executed_share", "prefix_hits", "fallbacks"),

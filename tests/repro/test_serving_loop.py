@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from kvcmas.errors import UserError
 from repro.runners.serving.clock import Clock, ClockKind
-from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
+from repro.runners.serving.engine import Event, Failed, Outcome, Ready, Request, Served, Waiting
 from repro.runners.serving.loop import Answered, Lost, Result, serve
 from repro.runners.serving.workload import sources_of
 from traces import GeneratorSettings, TraceWorkflow, arrivals, generate
@@ -162,6 +162,23 @@ def test_a_request_waits_for_its_sources_and_the_wait_counts() -> None:
         assert all(isinstance(result, Answered) for result in results)
     released = [r.released for r in results if isinstance(r, Answered)]
     assert released == sorted(released) and released[-1] > 0
+
+
+def test_a_source_can_be_ready_before_its_turn_has_ended() -> None:
+    """As on vLLM, where the plug-in finishes with a turn one step after its tokens."""
+
+    class Late(Fixed):
+        def step(self) -> Sequence[Event]:
+            (outcome,) = super().step()
+            assert isinstance(outcome, Served)
+            ready = Ready(outcome.request, outcome.finished)
+            return [ready, replace(outcome, finished=outcome.finished + 0.5)]
+
+    time = Time()
+    clock = Clock("virtual", source=time)
+    flow = WORKFLOWS[:1]
+    results = serve(Late(time, clock), requests(flow, wait=True), arrivals(flow, "even", 8), clock)
+    assert [r.released for r in results if isinstance(r, Answered)] == pytest.approx([0, 1, 2, 3])
 
 
 def test_requests_begin_in_the_order_of_their_intended_arrival() -> None:

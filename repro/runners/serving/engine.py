@@ -67,7 +67,16 @@ class Failed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Ready:
+    """The tokens of a request are out: turns that read its caches may be handed over."""
+
+    request: Request
+    at: float
+
+
 Outcome = Served | Failed
+Event = Ready | Outcome
 
 
 class Waiting:
@@ -110,8 +119,11 @@ class ServingEngine(Protocol):
         """Whether a step has anything to do."""
         ...
 
-    def step(self) -> Sequence[Outcome]:
-        """Work for a while; returns the requests that ended, in order."""
+    def step(self) -> Sequence[Event]:
+        """Work for a while; returns what happened, in order.
+
+        A request ends once; an engine that finishes with it later says before that it is ready.
+        """
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from kvcmas.engine.session import Engine, Session, TurnResult
 from kvcmas.errors import UserError
 from repro.runners.rows import edge_records, measured
 from repro.runners.serving.clock import Clock
-from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
+from repro.runners.serving.engine import Event, Failed, Request, Served, Waiting
 from repro.runners.serving.pools import check_reset
 
 
@@ -60,7 +60,7 @@ class HFEngine:
         """See the protocol."""
         return len(self._waiting) > 0
 
-    def step(self) -> Sequence[Outcome]:
+    def step(self) -> Sequence[Event]:
         """Serve the request that was to arrive first."""
         request = self._waiting.pop()
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.runners.serving.clock import Clock
-from repro.runners.serving.engine import Outcome, Request, Served, ServingEngine
+from repro.runners.serving.engine import Outcome, Ready, Request, Served, ServingEngine
 from traces.arrival import Arrival
 from traces.schema import TurnKey
 
@@ -61,9 +61,12 @@ def serve(
         for request, arrival in loop.due(clock.now()):
             engine.submit(request, arrival)
         if engine.busy():
-            for outcome in engine.step():
-                loop.end(outcome)
-                on_end(len(loop.results))
+            for event in engine.step():
+                if isinstance(event, Ready):
+                    loop.ready(event.request.key, event.at)
+                else:
+                    loop.end(event)
+                    on_end(len(loop.results))
         elif (following := loop.next_arrival) is not None:
             clock.idle_until(following)
         else:
@@ -80,6 +83,7 @@ class _Loop:
         self._requests = {request.key: request for request in requests}
         self._ordinal = {request.key: i for i, request in enumerate(requests)}
         self._arrived: dict[TurnKey, float] = {}
+        self._ready: dict[TurnKey, float] = {}
         self._ended: dict[TurnKey, float] = {}
         self._coming: list[tuple[float, int, TurnKey]] = []
         self._parked: list[TurnKey] = []
@@ -106,13 +110,18 @@ class _Loop:
         self._parked = [key for key in self._parked if self._missing(key)]
         return [(self._requests[key], self._arrived[key]) for key in ready]
 
+    def ready(self, key: TurnKey, at: float) -> None:
+        """Whoever waits for the caches of this turn need not wait any longer."""
+        self._ready.setdefault(key, at)
+
     def end(self, outcome: Outcome) -> None:
         """Take note of a request that ended; those that follow it become due."""
         key, when = outcome.request.key, outcome.finished
         self._ended[key] = when
+        self.ready(key, when)
         arrival = self._arrived[key]
         if isinstance(outcome, Served):
-            sources = [self._ended[need] for need in outcome.request.needs]
+            sources = [self._ready[need] for need in outcome.request.needs]
             self.results[key] = Answered(arrival, max(arrival, *sources, 0.0), outcome)
         else:
             self.results[key] = Lost(outcome.request, arrival, "failed", outcome.reason)
@@ -132,4 +141,4 @@ class _Loop:
         heapq.heappush(self._coming, (time, self._ordinal[key], key))
 
     def _missing(self, key: TurnKey) -> int:
-        return sum(need not in self._ended for need in self._requests[key].needs)
+        return sum(need not in self._ready for need in self._requests[key].needs)

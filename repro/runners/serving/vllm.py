@@ -22,7 +22,7 @@ from repro.models.loading import DType
 from repro.runners.rows import edges_of, measured_of
 from repro.runners.serving.backend import Sketch
 from repro.runners.serving.clock import Clock
-from repro.runners.serving.engine import Failed, Outcome, Request, Served, Waiting
+from repro.runners.serving.engine import Event, Failed, Ready, Request, Served, Waiting
 from repro.runners.serving.pools import check_reset
 from traces.schema import TurnKey
 
@@ -37,7 +37,6 @@ class _Open:
     request: Request
     started: float = 0.0
     token_times: list[float] = field(default_factory=list)
-    ended: bool = False
 
 
 class VLLMEngine:
@@ -80,7 +79,7 @@ class VLLMEngine:
         self._by_id[handle] = request.key
         self._open[request.key] = _Open(request)
 
-    def step(self) -> Sequence[Outcome]:
+    def step(self) -> Sequence[Event]:
         """One step of vLLM, whose own queue is kept as short as its token budget allows."""
         began = self._clock.now()
         budget = self._host.options.max_num_batched_tokens
@@ -90,12 +89,12 @@ class VLLMEngine:
         for report in step.reports:
             self._clock.exclude(report.seconds.extend + report.seconds.capture)
         now = self._clock.now()
-        outcomes: list[Outcome] = []
+        events: list[Event] = []
         for emitted in step.emitted:
-            outcomes += self._tokens(emitted, began, now)
+            events += self._tokens(emitted, began, now)
         for report in step.reports:
-            outcomes += self._ended(report, now)
-        return outcomes
+            events += self._ended(report, now)
+        return events
 
     def close(self) -> None:
         """Take back what has not ended."""
@@ -109,21 +108,22 @@ class VLLMEngine:
         """Prompt tokens of the requests that vLLM has and that have no first token yet."""
         return sum(len(o.request.prompt) for o in self._open.values() if not o.token_times)
 
-    def _tokens(self, emitted: Emitted, began: float, now: float) -> list[Outcome]:
+    def _tokens(self, emitted: Emitted, began: float, now: float) -> list[Event]:
         key = self._by_id[emitted.request]
         found = self._open[key]
         if emitted.first:
             found.started = began
         found.token_times += [now] * len(emitted.token_ids)
-        if emitted.finish is not None:
-            del self._by_id[emitted.request]
-            found.ended = True
+        if emitted.finish is None:
+            return []
+        del self._by_id[emitted.request]
         if emitted.finish in ("abort", "error"):
             del self._open[key]
             return [Failed(found.request, now, f"vLLM ended it: {emitted.finish}")]
-        return []
+        # The plug-in makes its caches before any turn of the same workflow that starts from now on.
+        return [Ready(found.request, now)]
 
-    def _ended(self, report: TurnReport, now: float) -> list[Outcome]:
+    def _ended(self, report: TurnReport, now: float) -> list[Event]:
         found = self._open.pop(TurnKey(report.request, report.node), None)
         if found is None or not found.token_times:  # aborted
             return []
