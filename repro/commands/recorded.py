@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,10 @@ class Setting:
         if path.exists():
             return path
         samples = dataset.samples[:wanted]
-        look = {"look": Eyes.of(self.model, self.resolved)} if has_pictures(samples) else {}
         engine = Engine(self.adapter, NonShared())
-        runner = Runner(engine, workload, self.chat, parts.max_new_tokens, **look)
+        runner = Runner(engine, workload, self.chat, parts.max_new_tokens)
+        if has_pictures(samples):
+            runner = replace(runner, look=Eyes.of(self.model, self.resolved))
         described = f"recording {wanted} trajectories"
         record_trace(
             path,

@@ -68,21 +68,23 @@ def write_tiny_vision(source: GeneratedSource, output: Path) -> None:
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> LlavaOnevisionConfig:
-    from transformers import LlavaOnevisionConfig, SiglipVisionConfig
+    from transformers import LlavaOnevisionConfig
 
+    ids = tokenizer.get_vocab()
     return LlavaOnevisionConfig(
         text_config=text_config("qwen2", "tiny", tokenizer),
-        vision_config=SiglipVisionConfig(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=_TILE,
-            patch_size=_PATCH,
-            vision_use_head=False,
-        ),
-        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
-        video_token_index=tokenizer.convert_tokens_to_ids(VIDEO),
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": _TILE,
+            "patch_size": _PATCH,
+            "vision_use_head": False,
+        },
+        image_token_index=ids[IMAGE],
+        video_token_index=ids[VIDEO],
         image_grid_pinpoints=[
             [_TILE * rows, _TILE * columns]
             for rows in range(1, _MOST_TILES + 1)
