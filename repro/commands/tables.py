@@ -71,10 +71,8 @@ SERVING = {
         *("qps_here", "load", "offered", "served_per_s"),
         *("queue_p50_s", "service_s", "build_s"),
     ),
-    "reuse": (
-        *("rho_entry", "rho_transition", "executed_share", "prefix_hits", "fallbacks"),
-        *("pool", "pool_bytes", "memory_bytes"),
-    ),
+    "reuse": ("rho_entry", "rho_transition", "executed_share", "prefix_hits", "fallbacks"),
+    "memory": ("pool", "pool_bytes", "memory_bytes"),
     "decoding": ("inter_token_p50_s", "inter_token_p90_s", "tokens_per_s", "goodput_per_s"),
 }
 VIEWS |= dict.fromkeys(("7", "9", "10"), SERVING)
