@@ -177,9 +177,14 @@ def _draw(name: str, cells: Sequence[ServedCell], out: Path, sheet: _Sheet) -> l
 
 def _panel(axes: Axes, cells: Sequence[ServedCell], sheet: _Sheet) -> None:
     rates = sorted({cell.serve.qps for cell in cells})
-    for line in sheet.lines(cells):
+    lines = sheet.lines(cells)
+    # Side by side, so that intervals can be told apart; a single rate has all the room.
+    apart = (0.9 if len(rates) == 1 else 0.2) / max(1, len(lines))
+    for place, line in enumerate(lines):
+        aside = apart * (place - (len(lines) - 1) / 2)
         own = sorted((c for c in cells if line.takes(c)), key=lambda cell: cell.serve.qps)
-        points = [(rates.index(c.serve.qps), c.ttft(sheet.q)) for c in own if c.requests]
+        answered = [cell for cell in own if cell.requests]
+        points = [(rates.index(c.serve.qps) + aside, c.ttft(sheet.q)) for c in answered]
         if points:
             x = [at for at, _ in points]
             value, low, high = np.array([estimate for _, estimate in points]).T
@@ -191,7 +196,7 @@ def _panel(axes: Axes, cells: Sequence[ServedCell], sheet: _Sheet) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-    axes.set_xlim(-0.35, len(rates) - 0.65)
+    axes.set_xlim(-0.5, len(rates) - 0.5)
     if cells:
         axes.set_title(sheet.title(cells[0]), loc="left")
 
