@@ -118,11 +118,12 @@ class TransformersAdapter:
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        trunk = model.get_decoder()
-        weight = trunk.embed_tokens.weight
+        embed: Any = model.get_input_embeddings()
+        weight = embed.weight
         self.spec = ModelSpec.from_config(config, weight.shape[0], weight.dtype, weight.device)
+        trunk = model.get_decoder()
         self.rope = Rope.from_config(config, weight.device)
-        self._embed: nn.Module = trunk.embed_tokens
+        self._embed: nn.Module = embed
         self._layers: list[Any] = list(trunk.layers)
         self._norm: nn.Module = trunk.norm
         self._head: nn.Module = model.get_output_embeddings()

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+from kvcmas.engine.segments import Prompt, pf
 from repro.runners import record as module
 from repro.runners.record import record
 from repro.runners.trajectory import Runner
@@ -17,16 +19,19 @@ SAMPLES = tuple(Sample(str(i), "?", "0") for i in range(4))
 class FakeRunner:
     ran: list[str]
 
-    def run(self, sample: Sample) -> Sample:
+    def run(self, sample: Sample) -> SimpleNamespace:
         self.ran.append(sample.id)
-        return sample
+        result = SimpleNamespace(prompt=Prompt((pf((1,)),)))
+        return SimpleNamespace(sample=sample, steps=(SimpleNamespace(result=result),))
 
 
 def fake(monkeypatch: Any) -> FakeRunner:
     turn = TraceTurn(agent=0, parents=(), segments=(TraceSegment(slot=None, ids=(1,)),), output=())
-    monkeypatch.setattr(
-        module, "recorded", lambda sample, runner: TraceWorkflow(request=sample.id, turns=(turn,))
-    )
+
+    def recorded(trajectory: SimpleNamespace, runner: FakeRunner) -> TraceWorkflow:
+        return TraceWorkflow(request=trajectory.sample.id, turns=(turn,))
+
+    monkeypatch.setattr(module, "recorded", recorded)
     return FakeRunner([])
 
 
