@@ -45,7 +45,7 @@ class Pair:
     @classmethod
     def delta(cls, target: SegmentCache, source: SegmentCache) -> Pair:
         """What turns ``source`` into ``target``, layers from 1."""
-        return cls((target.k - source.k)[1:], (target.v - source.v)[1:])
+        return cls(target.k[1:] - source.k[1:], target.v[1:] - source.v[1:])
 
 
 @dataclass(frozen=True)
