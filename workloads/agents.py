@@ -1,11 +1,57 @@
-"""How an agent's message is put together: what it reads, under headings, then its instruction."""
+"""What the benchmarks' agents have in common: who reads whom, how a message is put together."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from kvcmas.engine.workflow import QUERY, Node
+from kvcmas.engine.workflow import QUERY, Node, Workflow, build
+from kvcmas.errors import UserError
 from workloads.base import Message, Role, Slot, Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team(ABC):
+    """A workload's agents and their graph.
+
+    Attributes:
+        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
+        rounds: of the ``loop`` topology.
+
+    Raises:
+        UserError: a graph that cannot be built.
+    """
+
+    topology: str = "fully_connected"
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        try:
+            self.workflow  # noqa: B018
+        except ValueError as error:
+            raise UserError(f"{self.name}: {error}") from error
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The registry's name of the workload."""
+
+    @property
+    @abstractmethod
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents."""
+        return tuple(role.name for role in self.roles)
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The graph over the agents."""
+        return build(self.topology, len(self.roles), self.rounds)
 
 
 def compose(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from kvcmas.engine.workflow import Node, Workflow, build
+from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
-from workloads.agents import compose
+from workloads.agents import Team, compose
 from workloads.answers import gold_number, score_number
-from workloads.base import Dataset, Message, Sample, Score
+from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
-from workloads.gsm8k_prompts import AGENTS, CODER, PROMPTS
+from workloads.gsm8k_prompts import CODER, PROMPTS
 from workloads.procedural import LEVELS, problems
 from workloads.sandbox import Execution, Limits, extract_code, masked, run_python
 
@@ -24,15 +23,13 @@ _FIELDS = ("question", "answer")
 
 
 @dataclass(frozen=True)
-class GSM8K:
+class GSM8K(Team):
     """The GSM8K workload: Math Solver, Mathematical Analyst, Programming Expert and FinalRefer.
 
     Attributes:
         difficulty: 1 to 4, of procedural problems only.
         problems: how many procedural problems a split has.
         prompts: ``short`` or ``steps``, see ``gsm8k_prompts``.
-        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
-        rounds: of the ``loop`` topology.
         limits: of the programs that the Programming Expert writes.
         observation_chars: where the text of a program's result is cut.
 
@@ -43,8 +40,6 @@ class GSM8K:
     difficulty: int = 1
     problems: int = 1000
     prompts: str = "short"
-    topology: str = "fully_connected"
-    rounds: int = 1
     limits: Limits = field(default_factory=Limits)
     observation_chars: int = 512
 
@@ -57,10 +52,7 @@ class GSM8K:
             raise UserError(f"gsm8k: prompts are {' or '.join(PROMPTS)}, not {self.prompts!r}")
         if self.problems < 1 or self.observation_chars < 1:
             raise UserError("gsm8k: problems and observation_chars start at 1")
-        try:
-            self.workflow  # noqa: B018
-        except ValueError as error:
-            raise UserError(f"gsm8k: {error}") from error
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -68,14 +60,9 @@ class GSM8K:
         return "gsm8k"
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the four agents."""
-        return tuple(role.name for role in PROMPTS[self.prompts])
-
-    @cached_property
-    def workflow(self) -> Workflow:
-        """The graph over the four agents."""
-        return build(self.topology, AGENTS, self.rounds)
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+        return PROMPTS[self.prompts]
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """Samples of ``split``: ``test``, or ``calibration``, which is GSM8K's training split.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from workloads.base import Role
 
-AGENTS = 4
 CODER = 2
 
 # "short" is for models of a few hundred million parameters and turns of 32 tokens or so: worked

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from kvcmas.engine.workflow import Node, Workflow, build
+from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
-from workloads.agents import compose
-from workloads.base import Dataset, Message, Sample, Score
+from workloads.agents import Team, compose
+from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
 from workloads.humaneval_prompts import CODER, ROLES
 from workloads.humaneval_run import PASSED, check, feedback
@@ -25,15 +24,13 @@ _FIELDS = ("task_id", "prompt", "test", "entry_point")
 
 
 @dataclass(frozen=True)
-class HumanEval:
+class HumanEval(Team):
     """HumanEval: Project Manager, Algorithm Designer, Programming Expert and FinalRefer.
 
     The Programming Expert's code is run on the examples in the prompt's docstring, and what came
     out is shared. The official checks are the gold answer: they only ever meet the sandbox.
 
     Attributes:
-        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
-        rounds: of the ``loop`` topology.
         limits: of the programs, examples and checks alike.
         observation_chars: where the text of an examples' run is cut.
 
@@ -41,18 +38,13 @@ class HumanEval:
         UserError: a setting out of range.
     """
 
-    topology: str = "fully_connected"
-    rounds: int = 1
     limits: Limits = field(default_factory=Limits)
     observation_chars: int = 512
 
     def __post_init__(self) -> None:
         if self.observation_chars < 1:
             raise UserError("humaneval: observation_chars starts at 1")
-        try:
-            self.workflow  # noqa: B018
-        except ValueError as error:
-            raise UserError(f"humaneval: {error}") from error
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -60,14 +52,9 @@ class HumanEval:
         return "humaneval"
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the four agents."""
-        return tuple(role.name for role in ROLES)
-
-    @cached_property
-    def workflow(self) -> Workflow:
-        """The graph over the four agents."""
-        return build(self.topology, len(ROLES), self.rounds)
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+        return ROLES
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """The 164 problems, the only split there is; ``seed`` changes nothing.

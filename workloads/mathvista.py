@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
-from kvcmas.engine.workflow import Node, Workflow, build
+from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
-from workloads.agents import compose
-from workloads.base import Dataset, Message, Sample, Score
+from workloads.agents import Team, compose
+from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, find_file, parsed, read_hub
 from workloads.gsm8k import describe
 from workloads.mathvista_prompts import CODER, ROLES
@@ -29,7 +28,7 @@ _IMAGE = "decoded_image"
 
 
 @dataclass(frozen=True)
-class MathVista:
+class MathVista(Team):
     """MathVista: Math Solver, Mathematical Analyst, Programming Expert and FinalRefer.
 
     Picture and question are the shared query. What the Programming Expert's program prints is
@@ -37,8 +36,6 @@ class MathVista:
 
     Attributes:
         problems: how many pictures of our own a split has.
-        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
-        rounds: of the ``loop`` topology.
         limits: of the programs that the Programming Expert writes.
         observation_chars: where the text of a program's result is cut.
 
@@ -47,18 +44,13 @@ class MathVista:
     """
 
     problems: int = 200
-    topology: str = "fully_connected"
-    rounds: int = 1
     limits: Limits = field(default_factory=Limits)
     observation_chars: int = 512
 
     def __post_init__(self) -> None:
         if self.problems < 1 or self.observation_chars < 1:
             raise UserError("mathvista: problems and observation_chars start at 1")
-        try:
-            self.workflow  # noqa: B018
-        except ValueError as error:
-            raise UserError(f"mathvista: {error}") from error
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -66,14 +58,9 @@ class MathVista:
         return "mathvista"
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the four agents."""
-        return tuple(role.name for role in ROLES)
-
-    @cached_property
-    def workflow(self) -> Workflow:
-        """The graph over the four agents."""
-        return build(self.topology, len(ROLES), self.rounds)
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+        return ROLES
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """Samples of ``split``: ``test`` is testmini, the only part with public answers.

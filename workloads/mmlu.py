@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.special import softmax
 
-from kvcmas.engine.workflow import Node, Workflow, build
+from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
-from workloads.agents import compose
-from workloads.base import Dataset, Message, Sample, Score
+from workloads.agents import Team, compose
+from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
 from workloads.letters import score_letter
 from workloads.mmlu_prompts import EXPERT, PROMPTS
@@ -29,7 +29,7 @@ VALIDATION, CHOSEN, CHOICE_SEED = 1531, 153, 888
 
 
 @dataclass(frozen=True)
-class MMLU:
+class MMLU(Team):
     """MMLU: Knowledgeable Expert, Wiki Searcher, Critic and FinalRefer.
 
     The expert names what to look up; what was found is a task observation for the others.
@@ -44,8 +44,6 @@ class MMLU:
         observation_chars: where the passages' text is cut.
         prompts: ``short`` or ``steps``, see ``mmlu_prompts``.
         problems: how many procedural questions a split has.
-        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
-        rounds: of the ``loop`` topology.
 
     Raises:
         UserError: a setting out of range, or a file of passages that cannot be read.
@@ -58,8 +56,6 @@ class MMLU:
     observation_chars: int = 2048
     prompts: str = "short"
     problems: int = 1000
-    topology: str = "fully_connected"
-    rounds: int = 1
 
     def __post_init__(self) -> None:
         for setting, known in (
@@ -73,10 +69,7 @@ class MMLU:
                 )
         if min(self.passages, self.observation_chars, self.problems) < 1:
             raise UserError("mmlu: passages, observation_chars and problems start at 1")
-        try:
-            self.workflow  # noqa: B018
-        except ValueError as error:
-            raise UserError(f"mmlu: {error}") from error
+        super().__post_init__()
         self._source  # noqa: B018
 
     @property
@@ -85,14 +78,9 @@ class MMLU:
         return "mmlu"
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the four agents."""
-        return tuple(role.name for role in PROMPTS[self.prompts])
-
-    @cached_property
-    def workflow(self) -> Workflow:
-        """The graph over the four agents."""
-        return build(self.topology, len(self.agents), self.rounds)
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+        return PROMPTS[self.prompts]
 
     @property
     def choices(self) -> tuple[str, ...]:

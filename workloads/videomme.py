@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvcmas.engine.workflow import Node, Workflow, build
+from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
-from workloads.agents import compose
-from workloads.base import Dataset, Message, Sample, Score
+from workloads.agents import Team, compose
+from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, find_file, parsed, read_hub, read_jsonl
 from workloads.videomme_clips import DrawnClip, asked_clips
 from workloads.videomme_prompts import ROLES
@@ -36,7 +35,7 @@ _ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True)
-class VideoMME:
+class VideoMME(Team):
     """Video-MME: Knowledgeable Expert, Wiki Searcher, Critic and FinalRefer.
 
     Clip and question are the shared query; there are no subtitles and no observations.
@@ -45,8 +44,6 @@ class VideoMME:
         questions: how many clips of our own a split has.
         frames: sampled from every clip.
         videos: folder of the clips, where they do not lie beside the file of questions.
-        topology: who reads whom (``kvcmas.engine.workflow.TOPOLOGIES``).
-        rounds: of the ``loop`` topology.
 
     Raises:
         UserError: a setting out of range.
@@ -55,16 +52,11 @@ class VideoMME:
     questions: int = 200
     frames: int = FRAMES
     videos: str = ""
-    topology: str = "fully_connected"
-    rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.questions < 1 or self.frames < 1:
             raise UserError("videomme: questions and frames start at 1")
-        try:
-            self.workflow  # noqa: B018
-        except ValueError as error:
-            raise UserError(f"videomme: {error}") from error
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -72,14 +64,9 @@ class VideoMME:
         return "videomme"
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the four agents."""
-        return tuple(role.name for role in ROLES)
-
-    @cached_property
-    def workflow(self) -> Workflow:
-        """The graph over the four agents."""
-        return build(self.topology, len(ROLES), self.rounds)
+    def roles(self) -> tuple[Role, ...]:
+        """The agents in order."""
+        return ROLES
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """Samples of ``split``; Video-MME itself has ``test`` only.
