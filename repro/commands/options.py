@@ -34,6 +34,18 @@ Warm = Annotated[int | None, typer.Option("--warm", min=0, help="Workflows that 
 Held = Annotated[
     int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
 ]
+Methods = Annotated[str | None, typer.Option("--methods", help="Comma-separated method names.")]
+Study = Annotated[
+    str | None,
+    typer.Option("--study", help="A named set of cells, e.g. estimators."),
+]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cell",
+        help="'METHOD key=value ...', also rho=0.8, rule=search, accept_all=true; repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True)

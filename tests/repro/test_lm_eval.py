@@ -17,7 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 
-from repro.commands.lm_eval import TASKS, Request, run
+from repro.commands.lm_eval_run import TASKS, Request, run
 from repro.lm_eval.agents import ROLES, AnyTask
 from repro.lm_eval.model import WorkflowLM
 from workloads.base import Sample

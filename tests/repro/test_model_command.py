@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvcmas.errors import UserError
 from repro.cli import app
-from repro.commands.model import check
+from repro.commands.model_run import check
 
 FEW = ["--ctx", "2k", "--qps", "0,8", "--requests", "40", "--repeats", "1"]
 

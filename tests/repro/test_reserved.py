@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcmas.errors import UserError
-from repro.commands.accuracy import Request, run
+from repro.commands.accuracy_run import Request, run
 from results.records import Run, normalised, read_runs
 
 pytestmark = pytest.mark.usefixtures("tiny_llama")
