@@ -6,7 +6,8 @@ import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from kvcmas.engine.contract import Method
@@ -15,9 +16,15 @@ from kvcmas.errors import UserError
 GROUP = "kvcmas.methods"
 
 
+@cache
+def _registered() -> EntryPoints:
+    """Looked up once: the scan reads the metadata of everything that is installed."""
+    return entry_points(group=GROUP)
+
+
 def method_names() -> tuple[str, ...]:
     """Registered names, sorted."""
-    return tuple(sorted(entry_points(group=GROUP).names))
+    return tuple(sorted(_registered().names))
 
 
 def find_method(name: str) -> type[Method]:
@@ -32,7 +39,7 @@ def find_method(name: str) -> type[Method]:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise UserError(f"cannot load method {name!r}: {error}") from error
-    elif name in (known := entry_points(group=GROUP)).names:
+    elif name in (known := _registered()).names:
         found = known[name].load()
     else:
         raise UserError(f"unknown method {name!r}{suggestion(name, method_names())}")
