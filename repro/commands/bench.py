@@ -29,3 +29,22 @@ def executor_command(
     from repro.commands.bench_run import run_executor
 
     run_executor(model, shared, anchors, repeats, device, out)
+
+
+@app.command("connector")
+def connector_command(
+    model: Annotated[
+        str, typer.Option("--model", help="Registry name or directory.")
+    ] = "smollm2-135m",
+    shared: Annotated[
+        int, typer.Option("--shared", min=1, help="Tokens of the shared span.")
+    ] = 2048,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Paired requests.")] = 36,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write every pair as JSON here.")
+    ] = None,
+) -> None:
+    """Time NonShared through the vLLM connector against stock vLLM, with an A/A control."""
+    from repro.commands.bench_connector import run_connector
+
+    run_connector(model, shared, requests, out)
