@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcmas.engine.segments import Prompt, Segment, pf, ph
-from kvcmas.engine.workflow import QUERY, Node, Workflow, fully_connected
+from kvcmas.engine.workflow import QUERY, Node, Workflow, fully_connected, loop
 from kvcmas.errors import UserError
 from traces.schema import Trace, TraceTurn, TraceWorkflow, write_trace
 
@@ -86,8 +86,9 @@ class GeneratorSettings:
         shared: tokens of the shared span, before scaling.
         output: tokens that each agent generates, before scaling.
         workflows: user requests; 17 of 4 turns are the 68 requests of the authors' public harness.
-        agents: turns of a workflow.
+        agents: turns of a round.
         scale: divides every length.
+        rounds: in layout ``T`` every later turn reads the outputs of the round before as well.
 
     Raises:
         UserError: a value out of range, or no id left to draw.
@@ -102,12 +103,13 @@ class GeneratorSettings:
     scale: float = 1.0
     seeds: Seeds = field(default_factory=Seeds)
     exclude: frozenset[int] = frozenset()
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         if self.layout not in _AGENT_TOKENS:
             known = ", ".join(get_args(LayoutName))
             raise UserError(f"unknown layout {self.layout!r}; known: {known}")
-        for name in ("vocab", "shared", "output", "workflows", "agents"):
+        for name in ("vocab", "shared", "output", "workflows", "agents", "rounds"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 < self.scale < float("inf"):
@@ -132,10 +134,13 @@ class GeneratorSettings:
 
     @property
     def graph(self) -> Workflow:
-        """Fully connected for ``T``; for ``L0`` agents that read the query only."""
+        """Fully connected for ``T``, in a loop if there are rounds; ``L0``: all read the query."""
         if self.layout == "T":
-            return fully_connected(self.agents)
-        return Workflow("shared_query", tuple(Node(agent) for agent in range(self.agents)))
+            return (
+                fully_connected(self.agents) if self.rounds == 1 else loop(self.agents, self.rounds)
+            )
+        nodes = (Node(a, r) for r in range(1, self.rounds + 1) for a in range(self.agents))
+        return Workflow("shared_query", tuple(nodes))
 
     @property
     def positions(self) -> int:
@@ -147,12 +152,15 @@ class GeneratorSettings:
     @property
     def origin(self) -> dict[str, Any]:
         """The settings as JSON, for the trace's header."""
-        return {
+        origin = {
             "generator_version": GENERATOR_VERSION,
             **asdict(self),
             "exclude": sorted(self.exclude),
             "lengths": asdict(self.lengths),
         }
+        if self.rounds == 1:  # traces of one round are named as before there were more
+            del origin["rounds"]
+        return origin
 
 
 def generate(settings: GeneratorSettings) -> tuple[TraceWorkflow, ...]:
@@ -197,11 +205,14 @@ class _Ids:
 def _workflow(settings: GeneratorSettings, ids: _Ids, index: int) -> TraceWorkflow:
     lengths, nodes = settings.lengths, settings.graph.nodes
     query = ph(QUERY, ids.draw("shared", lengths.shared, index))
-    outputs = [ph(n.out_slot, ids.draw("output", lengths.output, index, n.agent)) for n in nodes]
+    outputs: dict[str, Segment] = {}
     turns = []
-    for node, output in zip(nodes, outputs, strict=True):
-        earlier = outputs[: len(node.parents)]
+    for node in nodes:
+        earlier = [outputs[parent] for parent in node.parents]
         prompt = Prompt(tuple(_segments(lengths, ids, node.agent, query, earlier)))
+        later = () if node.round == 1 else (node.round,)
+        output = ph(node.out_slot, ids.draw("output", lengths.output, index, node.agent, *later))
+        outputs[node.name] = output
         turns.append(TraceTurn.of(node, prompt, output.ids))
     # Named after what differs between traces: an anchor pool tells requests apart by their names.
     request = f"{settings.layout}-{lengths.shared}-{settings.seeds.shared}-{index:04d}"

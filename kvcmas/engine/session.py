@@ -188,11 +188,13 @@ class Session:
         output: Sequence[int] | None = None,
         force: Mapping[int, bool] | None = None,
         keep_buffer: bool = False,
+        stepwise: bool = False,
     ) -> TurnResult:
         """Prefill under the method, decode greedily, and leave source caches for later turns.
 
         Args:
             output: forced output ids (replay); decoding is then one teacher-forced pass.
+            stepwise: feed forced ids one by one, at the cost of decoding; their logits are dropped.
             force: see :class:`~kvcmas.engine.contract.Turn`.
             keep_buffer: hand out the turn's KV buffer with the result.
 
@@ -219,7 +221,10 @@ class Session:
             engine.executor.collect_received(prefill.buffer, prompt, opened.plan)
         if output is not None:
             ids, finish = tuple(output), "forced"
-            if ids:
+            if stepwise:
+                for token in ids:
+                    int(engine.executor.extend(prefill.buffer, [token])[-1].argmax())
+            elif ids:
                 continuation = engine.executor.extend(prefill.buffer, ids)
         else:
             ids, finish = self._decode(prefill.buffer, first, max_new_tokens, stop_ids)

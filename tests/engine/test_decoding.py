@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from baselines.fullshared import FullShared
@@ -27,6 +28,7 @@ def first_turn(
     max_new_tokens: int,
     stop_ids: Sequence[int] = (),
     output: Ids | None = None,
+    stepwise: bool = False,
 ) -> tuple[Session, TurnResult]:
     workflow = sequential(2)
     session = engine.session(workflow, "r")
@@ -37,6 +39,7 @@ def first_turn(
         max_new_tokens=max_new_tokens,
         stop_ids=stop_ids,
         output=output,
+        stepwise=stepwise,
     )
     return session, result
 
@@ -123,6 +126,26 @@ def generated(model: Any, ids: list[int], new: int, stop: list[int]) -> Ids:
     )
     tokens = tuple(out[0, len(ids) :].tolist())
     return tokens[:-1] if tokens[-1] in stop else tokens
+
+
+def test_forced_ids_fed_one_by_one_leave_the_caches_of_one_pass(
+    model: TransformersAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = random_ids(2, 6)
+    whole, at_once = first_turn(Engine(model, FullShared()), 0, output=output)
+    fed: list[int] = []
+    extend = Executor.extend
+
+    def counting(self: Executor, buffer: Any, ids: Sequence[int]) -> torch.Tensor:
+        fed.append(len(ids))
+        return extend(self, buffer, ids)
+
+    monkeypatch.setattr(Executor, "extend", counting)
+    session, stepped = first_turn(Engine(model, FullShared()), 0, output=output, stepwise=True)
+    assert fed == [1] * 6 and stepped.output == at_once.output == output
+    assert stepped.continuation_logits is None
+    a, b = output_cache(session), output_cache(whole)
+    assert torch.allclose(a.k, b.k, atol=1e-5) and torch.allclose(a.v, b.v, atol=1e-5)
 
 
 def test_greedy_decoding_equals_generate(hf: PreTrainedModel, model: TransformersAdapter) -> None:

@@ -150,3 +150,19 @@ def test_the_ids_of_this_generator_version() -> None:
 def test_what_cannot_be_generated(changes: dict[str, object]) -> None:
     with pytest.raises(UserError):
         replace(SMALL, **changes)  # type: ignore[arg-type]
+
+
+def test_later_rounds_read_the_round_before_too() -> None:
+    (workflow,) = generate(replace(SMALL, workflows=1, agents=2, rounds=2))
+    assert [turn.node.name for turn in workflow.turns] == ["A0", "A1", "A0@2", "A1@2"]
+    shared = [[slot for slot, _ in turn if slot] for turn in segments(workflow)]
+    assert shared[2:] == [["q", "out0", "out1"], ["q", "out0", "out1", "out0@2"]]
+    assert len({turn.output for turn in workflow.turns}) == 4
+    held = {turn.node.out_slot: turn.output for turn in workflow.turns}
+    assert dict(segments(workflow)[3])["out0@2"] == held["out0@2"]
+    (once,) = generate(replace(SMALL, workflows=1, agents=2))
+    assert segments(once) == segments(workflow)[:2]
+
+
+def test_one_round_is_named_as_before() -> None:
+    assert "rounds" not in SMALL.origin and replace(SMALL, rounds=2).origin["rounds"] == 2
