@@ -1,8 +1,12 @@
 """Run records and what is computed from them: statistics, tables, the claim ledger. No torch."""
 
 from results import (
+    accuracy_claims,
     accuracy_table,
+    analysis_claims,
+    coverage_table,
     fidelity_breakdown,
+    fidelity_claims,
     fidelity_table,
     kvcmas_tables,
     serving_claims,
@@ -12,8 +16,12 @@ from results import (
 )
 
 __all__ = [
+    "accuracy_claims",
     "accuracy_table",
+    "analysis_claims",
+    "coverage_table",
     "fidelity_breakdown",
+    "fidelity_claims",
     "fidelity_table",
     "kvcmas_tables",
     "serving_claims",

@@ -1,18 +1,23 @@
 """Files of `repro analyze`: what one row says, and CSV that carries its own provenance.
 
-A file starts with ``# key: value`` lines; ``Analysis.read`` gives them back.
+A file starts with ``# key: value`` lines; ``Analysis.read`` gives them back. It may be packed with
+xz, as ``ranks.csv.xz``.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import lzma
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import pandas as pd
 
 from results.errors import ResultsError
+from results.records import run_key, short_command
 
 # Retained ranks at which a reconstruction error is reported (Figure 7b).
 RETAINED: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -126,6 +131,20 @@ class CoverageRow(NamedTuple):
     norm_after: float
 
 
+ROWS: Final[Mapping[str, type[RankRow] | type[ChainRow] | type[CoverageRow]]] = {
+    "ranks": RankRow,
+    "chain": ChainRow,
+    "coverage": CoverageRow,
+}
+"""What a row of each analysis holds."""
+_TEXTS: Final = frozenset(
+    (
+        *("request", "kind", "slot", "source", "target", "tensor", "reference", "correction"),
+        *("node", "holder", "action", "unit", "criterion"),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Analysis:
     """Rows of one kind with where they come from.
@@ -134,12 +153,19 @@ class Analysis:
         name: ``ranks``, ``chain``, ``coverage``, or one of these with ``-summary``.
         provenance: model, trace, commit, command and so on; one line each.
         notes: definitions that a reader of the numbers needs.
+        path: the file it was read from.
     """
 
     name: str
     frame: pd.DataFrame
     provenance: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    path: Path | None = None
+
+    @property
+    def key(self) -> str:
+        """Name of this analysis among records: a hash of its name and provenance."""
+        return run_key({"analysis": self.name, **self.provenance})
 
     @classmethod
     def of(
@@ -164,6 +190,30 @@ class Analysis:
             AnalysisError: it cannot be written.
         """
         path = directory / f"{self.name}.csv"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._text(), encoding="utf-8")
+        except OSError as error:
+            raise AnalysisError(f"cannot write {path}: {error.strerror}") from error
+        return path
+
+    def pack(self, directory: Path) -> Path:
+        """Write ``{name}.csv.xz``, for committing; paths in the command keep their last part.
+
+        Raises:
+            AnalysisError: it cannot be written.
+        """
+        path = directory / f"{self.name}.csv.xz"
+        short = {**self.provenance, "command": short_command(self.provenance.get("command", ""))}
+        packed = replace(self, provenance=short)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(lzma.compress(packed._text().encode(), preset=9))
+        except OSError as error:
+            raise AnalysisError(f"cannot write {path}: {error.strerror}") from error
+        return path
+
+    def _text(self) -> str:
         pairs = [
             ("analysis", self.name),
             *self.provenance.items(),
@@ -171,32 +221,56 @@ class Analysis:
         ]
         head = "".join(f"# {key}: {' '.join(value.split())}\n" for key, value in pairs)
         # Six digits: the last ones depend on the machine, and files are compared.
-        body = self.frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(head + body, encoding="utf-8")
-        except OSError as error:
-            raise AnalysisError(f"cannot write {path}: {error.strerror}") from error
-        return path
+        return head + self.frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
     @classmethod
     def read(cls, path: Path, name: str) -> Analysis:
-        """Inverse of :meth:`write` up to rounding.
+        """Inverse of :meth:`write` and :meth:`pack` up to rounding.
 
         Raises:
-            AnalysisError: no such file, or one that does not hold analysis ``name``.
+            AnalysisError: no such file, one that does not hold analysis ``name``, or a line in it
+                that is no row of this analysis.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            content = path.read_bytes()
+            text = (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
         except OSError as error:
             raise AnalysisError(f"cannot read {path}: {error.strerror}") from error
+        except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+            raise AnalysisError(f"{path} is damaged: {error}") from error
+        lines = text.splitlines()
         head = [line for line in lines if line.startswith("# ")]
         pairs = [tuple(line[2:].partition(": ")[::2]) for line in head]
         if not pairs or pairs[0] != ("analysis", name):
             raise AnalysisError(f"{path} is no file of analysis {name!r}")
+        if name in ROWS:
+            _check_rows(lines, len(head), ROWS[name]._fields, path)
         return cls(
             name,
-            pd.read_csv(path, skiprows=len(head)),
+            pd.read_csv(io.StringIO(text), skiprows=len(head)),
             {key: value for key, value in pairs[1:] if key != "note"},
             tuple(value for key, value in pairs if key == "note"),
+            path,
         )
+
+
+def _check_rows(lines: Sequence[str], head: int, fields: Sequence[str], path: Path) -> None:
+    """Raise AnalysisError with file and line for the first line that is no row of these fields."""
+    for number, cells in enumerate(csv.reader(lines[head:]), start=head + 1):
+        if number == head + 1:
+            if tuple(cells) != tuple(fields):
+                raise AnalysisError(f"{path}:{number}: the columns are not {', '.join(fields)}")
+            continue
+        if len(cells) != len(fields):
+            raise AnalysisError(f"{path}:{number}: {len(cells)} cells, not {len(fields)}")
+        for field_, cell in zip(fields, cells, strict=True):
+            if cell and field_ not in _TEXTS and not _is_number(cell):
+                raise AnalysisError(f"{path}:{number}: {field_}: {cell!r} is no number")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -6,6 +6,7 @@ row made from the data alone is "not measured".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal, Self
@@ -154,13 +155,34 @@ class Ledger(_Data):
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One number behind a verdict, with its interval and what it could be at most."""
+
+    quantity: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        interval = "" if math.isnan(self.low) else f" [{_short(self.low)}, {_short(self.high)}]"
+        bound = "" if self.bound is None else f", work bound {self.bound:.2f}"
+        return f"{self.quantity}: {_short(self.value)}{interval}{bound}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
 class LedgerRow:
-    """A claim with its verdict, the keys of the runs behind it and the numbers, as text."""
+    """A claim with its verdict, the keys of the records behind it, the numbers, their setting."""
 
     claim: Claim
     verdict: Verdict = "not measured"
     runs: tuple[str, ...] = ()
-    measured: tuple[str, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    setting: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a verdict without a record, and records without a verdict."""
@@ -168,6 +190,11 @@ class LedgerRow:
             raise ClaimError(
                 f"{self.claim.id}: verdict {self.verdict!r} with {len(self.runs)} runs behind it"
             )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The numbers and, last, their setting, as a person reads them."""
+        return (*map(str, self.measured), *([self.setting] if self.setting else ()))
 
 
 def parse_ledger(text: str) -> Ledger:

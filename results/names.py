@@ -36,3 +36,6 @@ WITHOUT_POOL = frozenset(
     ("nonshared", "fullshared", "droidspeak", "cacheblend", "relaycaching", "epic")
 )
 """Methods that learn nothing from requests: the order of requests does not matter to them."""
+
+RANDOM_WEIGHTS = frozenset(("tiny-llama", "tiny-qwen2", "tiny-llava-onevision", "bench-llama"))
+"""Models without training: what they take can be compared, what they answer means nothing."""

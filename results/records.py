@@ -62,6 +62,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "run_key",
+    "short_command",
 ]
 
 RUN_FILE = "run.json"
@@ -243,10 +244,15 @@ def pack(directory: Path, into: Path) -> None:
     text = "".join(f"{line}\n" for line in lines)
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
-    words = (Path(w).name if w.startswith("/") else w for w in shlex.split(info.command))
-    info = info.model_copy(update={"command": shlex.join(words)})
+    info = info.model_copy(update={"command": short_command(info.command)})
     _replace(into / RUN_FILE, info.model_dump_json(indent=2).encode() + b"\n")
     _replace(into / PACKED_FILE, lzma.compress(text.encode(), preset=9))
+
+
+def short_command(command: str) -> str:
+    """A command line in which absolute paths are their last part."""
+    words = (Path(w).name if w.startswith("/") else w for w in shlex.split(command))
+    return shlex.join(words)
 
 
 def _rounded(value: Any) -> Any:

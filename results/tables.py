@@ -16,11 +16,13 @@ from typing import Literal
 import pandas as pd
 
 from results import render
+from results.analysis import Analysis
 from results.errors import TableError
 from results.records import Run
 from results.schema import RunInfo
 
 Build = Callable[[Sequence[Run]], pd.DataFrame]
+BuildAnalyses = Callable[[Sequence[Analysis]], pd.DataFrame]
 Footer = Callable[[Sequence[Run]], tuple[str, ...]]
 
 # What two runs must share to stand in one table without a label ...
@@ -128,27 +130,67 @@ _PROVENANCE: tuple[Mapping[str, Callable[[RunInfo], object]], ...] = (
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    """How one table of the paper is made."""
+class Spec:
+    """What every table has."""
 
     number: str
     title: str
     columns: tuple[Column, ...]
+    command: str
+    """Command that makes its records; shown while there are none."""
+
+    @property
+    def nothing(self) -> tuple[str, ...]:
+        """Footer of the empty table."""
+        return (f"no records yet; made by: {self.command}",)
+
+
+@dataclass(frozen=True)
+class AnalysisSpec(Spec):
+    """How a table is made from files of `repro analyze`."""
+
+    analysis: str
+    build: BuildAnalyses
+
+    def table(self, analyses: Sequence[Analysis]) -> Table:
+        """The table, one group of rows per setting, from the analyses of its name."""
+        chosen = [analysis for analysis in analyses if analysis.name == self.analysis]
+        groups = list(_split_analyses(chosen))
+        columns = (SETTING, *self.columns) if len(groups) > 1 else self.columns
+        frames = [self.build(group).assign(setting=setting) for setting, group in groups]
+        frame = _frame(columns, frames)
+        return Table(self, columns, frame, _provenance_of(chosen) if chosen else self.nothing)
+
+
+@dataclass(frozen=True)
+class TableSpec(Spec):
+    """How a table is made from run records."""
+
     kinds: tuple[str, ...]
     """Kinds of run it is made from."""
-    command: str
-    """Command that makes such runs; shown while there are none."""
     build: Build
     footer: Footer = provenance
     header: Footer | None = None
     """Lines that a reader needs before the first number, for instance that lengths are scaled."""
+
+    def table(self, runs: Sequence[Run]) -> Table:
+        """The table, one group of rows per setting, from the runs of its kinds."""
+        chosen = [run for run in runs if run.info.kind in self.kinds]
+        _refuse_copies(chosen)
+        groups = list(split_settings(chosen))
+        columns = (SETTING, *self.columns) if len(groups) > 1 else self.columns
+        frames = [self.build(group).assign(setting=setting) for setting, group in groups]
+        frame = _frame(columns, frames)
+        footer = self.footer(chosen) if chosen else self.nothing
+        header = self.header(chosen) if self.header is not None and len(frame) else ()
+        return Table(self, columns, frame, footer, header)
 
 
 @dataclass(frozen=True)
 class Table:
     """A finished table. ``frame`` holds the values in full; everything else is a view of it."""
 
-    spec: TableSpec
+    spec: Spec
     columns: tuple[Column, ...]
     frame: pd.DataFrame
     footer: tuple[str, ...]
@@ -215,7 +257,9 @@ class Table:
         return f"Table {self.spec.number}: {self.spec.title}"
 
 
-_REGISTRY: dict[str, TableSpec] = {}  # filled while the package is imported, never after
+_REGISTRY: dict[
+    str, TableSpec | AnalysisSpec
+] = {}  # filled while the package is imported, never after
 
 
 def register(
@@ -234,14 +278,28 @@ def register(
     """
 
     def add(build: Build) -> Build:
-        if number in _REGISTRY:
-            raise TableError(f"table {number} is registered twice")
-        _REGISTRY[number] = TableSpec(
-            number, title, tuple(columns), tuple(kinds), command, build, footer, header
-        )
+        _add(TableSpec(number, title, tuple(columns), command, tuple(kinds), build, footer, header))
         return build
 
     return add
+
+
+def register_analysis(
+    number: str, *, title: str, columns: Iterable[Column], analysis: str, command: str
+) -> Callable[[BuildAnalyses], BuildAnalyses]:
+    """The same for a table that is made from comparable analyses of the name ``analysis``."""
+
+    def add(build: BuildAnalyses) -> BuildAnalyses:
+        _add(AnalysisSpec(number, title, tuple(columns), command, analysis, build))
+        return build
+
+    return add
+
+
+def _add(spec: TableSpec | AnalysisSpec) -> None:
+    if spec.number in _REGISTRY:
+        raise TableError(f"table {spec.number} is registered twice")
+    _REGISTRY[spec.number] = spec
 
 
 def known_tables() -> tuple[str, ...]:
@@ -249,31 +307,23 @@ def known_tables() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY, key=lambda number: (len(number), number)))
 
 
-def build_table(number: str, runs: Sequence[Run]) -> Table:
-    """Make a table from the runs of its kinds; others are ignored, none gives an empty table.
+def build_table(number: str, runs: Sequence[Run], analyses: Sequence[Analysis] = ()) -> Table:
+    """Make a table from the records of its kinds; others are ignored, none gives an empty table.
 
     Raises TableError for an unknown number and for runs that claim the same cell.
     """
     if number not in _REGISTRY:
         raise TableError(f"unknown table {number!r}; known: {', '.join(known_tables())}")
     spec = _REGISTRY[number]
-    chosen = [run for run in runs if run.info.kind in spec.kinds]
-    _refuse_copies(chosen)
-    groups = list(split_settings(chosen))
-    columns = (SETTING, *spec.columns) if len(groups) > 1 else spec.columns
+    return spec.table(runs) if isinstance(spec, TableSpec) else spec.table(analyses)
+
+
+def _frame(columns: Sequence[Column], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The columns of all frames, one after another, with their types."""
     types = {name: column.dtype for column in columns for name in column.frame_names}
-    frames = [
-        spec.build(group).assign(setting=setting)[list(types)].astype(types)
-        for setting, group in groups
-    ]
-    frame = (
-        pd.concat(frames, ignore_index=True)
-        if frames
-        else pd.DataFrame(columns=list(types)).astype(types)
-    )
-    footer = spec.footer(chosen) if chosen else (f"no records yet; made by: {spec.command}",)
-    header = spec.header(chosen) if spec.header is not None and len(frame) else ()
-    return Table(spec, columns, frame, footer, header)
+    if not frames:
+        return pd.DataFrame(columns=list(types)).astype(types)
+    return pd.concat([f[list(types)].astype(types) for f in frames], ignore_index=True)
 
 
 def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
@@ -289,6 +339,34 @@ def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
         label = ", ".join(f"{name}={str(getattr(run.info, name))[:64]}" for name in differing)
         groups.setdefault(label, []).append(run)
     yield from sorted(groups.items())
+
+
+def _split_analyses(analyses: Sequence[Analysis]) -> Iterator[tuple[str, list[Analysis]]]:
+    """The same for analyses, which say what they are from in their provenance."""
+    differing = [
+        name
+        for name in ("model", "dtype", "device", "data")
+        if len({analysis.provenance.get(name) for analysis in analyses}) > 1
+    ]
+    groups: dict[str, list[Analysis]] = {}
+    for analysis in analyses:
+        label = ", ".join(f"{name}={analysis.provenance.get(name)}" for name in differing)
+        groups.setdefault(label, []).append(analysis)
+    yield from sorted(groups.items())
+
+
+def _provenance_of(analyses: Sequence[Analysis]) -> tuple[str, ...]:
+    """Footer of a table made from analyses: what they are from, their definitions."""
+    lines = [
+        "; ".join(
+            f"{name}: {', '.join(sorted({a.provenance.get(name, '') for a in analyses}))}"
+            for name in names
+        )
+        for names in (("model", "dtype"), ("device",), ("bench", "data", "n", "workflow"))
+    ]
+    commits = sorted({analysis.provenance.get("git_commit", "unknown") for analysis in analyses})
+    lines.append(f"git commit: {', '.join(commits)}")
+    return (*lines, *dict.fromkeys(note for analysis in analyses for note in analysis.notes))
 
 
 def check_repetitions(runs: Sequence[Run]) -> None:

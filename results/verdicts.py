@@ -1,35 +1,30 @@
 """From records to verdicts: one evaluator per claim, the rules that judge numbers, the ledger.
 
 A module that can judge a claim decorates a function from all runs to an :class:`Evaluation` with
-:func:`evaluates`. Without the records that it needs the function returns None, and the claim stays
-"not measured".
+:func:`evaluates`, or one from all analyses with :func:`evaluates_analyses`. Without the records
+that it needs the function returns None, and the claim stays "not measured".
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from results.claims import Claim, LedgerRow, Verdict, load_ledger
+from results.analysis import Analysis
+from results.claims import Claim, LedgerRow, Measured, Verdict, load_ledger
 from results.errors import ClaimError
 from results.records import Run
 
-
-@dataclass(frozen=True)
-class Measured:
-    """One number behind a verdict, with its interval and what it could be at most."""
-
-    quantity: str
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    bound: float | None = None
-
-    def __str__(self) -> str:
-        interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
-        bound = "" if self.bound is None else f", work bound {self.bound:.2f}"
-        return f"{self.quantity}: {self.value:.2f}{interval}{bound}"
+__all__ = [
+    "Evaluation",
+    "Measured",
+    "evaluates",
+    "evaluates_analyses",
+    "judge_ratio",
+    "judged",
+    "worst",
+]
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,11 @@ class Evaluation:
 
 
 Evaluate = Callable[[Claim, Sequence[Run]], Evaluation | None]
+EvaluateAnalyses = Callable[[Claim, Sequence[Analysis]], Evaluation | None]
 
-_EVALUATORS: dict[str, Evaluate] = {}  # filled while the package is imported, never after
+# Filled while the package is imported, never after.
+_EVALUATORS: dict[str, Evaluate] = {}
+_OF_ANALYSES: dict[str, EvaluateAnalyses] = {}
 # From best to worst: several numbers of one claim are as good as the worst of them.
 _RANK: tuple[Verdict, ...] = ("agrees", "agrees in direction", "disagrees")
 
@@ -56,27 +54,46 @@ def evaluates(*ids: str) -> Callable[[Evaluate], Evaluate]:
     """
 
     def add(evaluate: Evaluate) -> Evaluate:
-        for id_ in ids:
-            if id_ in _EVALUATORS:
-                raise ClaimError(f"{id_} is evaluated twice")
-            _EVALUATORS[id_] = evaluate
+        _declare(_EVALUATORS, ids, evaluate)
         return evaluate
 
     return add
 
 
-def judged(runs: Sequence[Run]) -> list[LedgerRow]:
-    """The whole ledger, every claim with the verdict that these runs give it."""
+def evaluates_analyses(*ids: str) -> Callable[[EvaluateAnalyses], EvaluateAnalyses]:
+    """The same for a function from all analyses."""
+
+    def add(evaluate: EvaluateAnalyses) -> EvaluateAnalyses:
+        _declare(_OF_ANALYSES, ids, evaluate)
+        return evaluate
+
+    return add
+
+
+def judged(runs: Sequence[Run], analyses: Sequence[Analysis] = ()) -> list[LedgerRow]:
+    """The whole ledger, every claim with the verdict that these records give it."""
     rows = []
     for claim in sorted(load_ledger().claims, key=lambda claim: claim.id):
-        evaluate = _EVALUATORS.get(claim.id)
-        found = evaluate(claim, runs) if evaluate is not None else None
+        found = None
+        if claim.id in _EVALUATORS:
+            found = _EVALUATORS[claim.id](claim, runs)
+        elif claim.id in _OF_ANALYSES:
+            found = _OF_ANALYSES[claim.id](claim, analyses)
         if found is None:
             rows.append(LedgerRow(claim))
         else:
-            texts = (*map(str, found.measured), found.setting)
-            rows.append(LedgerRow(claim, found.verdict, found.runs, texts))
+            rows.append(LedgerRow(claim, found.verdict, found.runs, found.measured, found.setting))
     return rows
+
+
+T = TypeVar("T")
+
+
+def _declare(evaluators: dict[str, T], ids: Sequence[str], evaluate: T) -> None:
+    for id_ in ids:
+        if id_ in _EVALUATORS or id_ in _OF_ANALYSES:
+            raise ClaimError(f"{id_} is evaluated twice")
+        evaluators[id_] = evaluate
 
 
 def judge_ratio(value: float, paper: float) -> Verdict:

@@ -145,7 +145,7 @@ def show_claims(runs: Path) -> None:
         table.add_column(heading, overflow="fold", no_wrap=heading == "id")
     for row in judged(read_runs(runs) if runs.is_dir() else []):
         claim = row.claim
-        statement = "\n".join((escape(claim.statement), *map(escape, row.measured)))
+        statement = "\n".join((escape(claim.statement), *map(escape, row.texts)))
         table.add_row(
             claim.id,
             ", ".join(claim.section),

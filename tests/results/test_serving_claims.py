@@ -63,9 +63,9 @@ def test_the_numbers_and_the_setting_go_with_the_verdict() -> None:
     runs = [point("nonshared", 1.0, work_bound=1.0), point("kvcmas", 0.5, work_bound=2.36)]
     (row,) = [row for row in judged(runs) if row.claim.id == "C01"]
     assert row.runs == tuple(run.info.run_key for run in runs)
-    assert row.measured[0].startswith("p50 NonShared/KVCMAS: 2.1")
-    assert row.measured[0].endswith("work bound 2.36")
-    assert "tiny-llama, transformers" in row.measured[1]
+    assert row.texts[0].startswith("p50 NonShared/KVCMAS: 2.1")
+    assert row.texts[0].endswith("work bound 2.36")
+    assert "tiny-llama, transformers" in row.texts[1]
 
 
 def test_few_requests_have_no_tail_to_judge() -> None:
@@ -77,7 +77,7 @@ def test_both_first_turns_are_reported_and_the_corrected_one_judged() -> None:
     runs = [point("kvcmas", 0.66), non_chained(1.0, "corrected"), non_chained(2.0, "dense")]
     (row,) = [row for row in judged(runs) if row.claim.id == "C04"]
     assert row.verdict == "agrees"
-    assert sum("dense" in text for text in row.measured) == 2  # p50 and p90
+    assert sum("dense" in text for text in row.texts) == 2  # p50 and p90
 
 
 def test_other_loads_and_arrivals_are_not_the_point() -> None:
@@ -98,8 +98,8 @@ def _sweep(rival: float) -> list[Run]:
 def test_the_lowest_median_has_to_be_so_everywhere() -> None:
     assert verdicts(_sweep(0.9))["C06"] == "disagrees"
     row = next(row for row in judged(_sweep(1.5)) if row.claim.id == "C06")
-    assert row.measured[0].startswith("p50 GraphFlow/KVCMAS (")
-    assert "4 comparisons under 4 loads" in row.measured[-1]
+    assert row.texts[0].startswith("p50 GraphFlow/KVCMAS (")
+    assert "4 comparisons under 4 loads" in row.texts[-1]
 
 
 def test_memory_claims_need_the_papers_model() -> None:
