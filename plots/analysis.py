@@ -163,6 +163,13 @@ def figure7(files: Sequence[Path], out: Path) -> list[Path]:
         return sheet.save(out, "figure7")
 
 
+ANALYSIS_FIGURES: Final = {
+    "2": ("ranks", figure2),
+    "3": ("chain", figure3),
+    "7": ("ranks", figure7),
+}
+
+
 def _ranked(analysis: Analysis, lines: dict[str, _Line]) -> tuple[pd.DataFrame, str]:
     """Rows that have a rank, of long segments where a kind has any, and how long those are.
 

@@ -101,6 +101,9 @@ def figure4(runs: Sequence[Run], out: Path) -> list[Path]:
         return save(figure, out, "figure4")
 
 
+FIGURES: Final = {"4": figure4}
+
+
 def _key(point: _Point) -> Line2D:
     """What stands for a point in the legend."""
     style = look(point.method)

@@ -13,11 +13,14 @@ from kvcmas.errors import UserError
 from repro.commands.accuracy import accuracy
 from repro.commands.analyze import app as analyze_app
 from repro.commands.bench import app as bench_app
+from repro.commands.claims import claims
 from repro.commands.lm_eval import lm_eval
 from repro.commands.memory import memory
 from repro.commands.model import model
 from repro.commands.options import Cells, Request, Study, takes_request
 from repro.commands.serve import serve
+from repro.commands.stream import stream
+from repro.commands.table import figure, table
 from repro.commands.traces import app as traces_app
 from repro.models.cli import app as models_app
 
@@ -32,6 +35,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(analyze_app, name="analyze")
 app.add_typer(bench_app, name="bench")
 app.command()(serve)
+app.command()(stream)
 app.command()(accuracy)
 
 TargetRho = Annotated[float, typer.Option("--target-rho", help="Reuse ratio to hold.")]
@@ -90,20 +94,8 @@ def fidelity(request: Request, cell: Cells = None, study: Study = None) -> None:
     run_fidelity(request, cell or [], study)
 
 
-@app.command()
-def table(
-    number: Annotated[str, typer.Argument(help="Number of the paper's table.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
-        "runs"
-    ),
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also write CSV, Parquet, Markdown and LaTeX here.")
-    ] = None,
-) -> None:
-    """Make a table of the paper from records only."""
-    from repro.commands.tables import show_table
-
-    show_table(number, runs, out)
+# Here, so that the help lists the commands in the order of work.
+app.command()(table)
 
 
 @app.command()
@@ -133,38 +125,11 @@ def docs(
     run_docs(documents or [Path("README.md"), Path("docs")], records, check=check)
 
 
-@app.command()
-def figure(
-    number: Annotated[str, typer.Argument(help="Number of the paper's figure.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
-        "runs"
-    ),
-    out: Annotated[Path, typer.Option("--out", help="Where PNG, SVG and PDF go.")] = Path(
-        "runs/figures"
-    ),
-) -> None:
-    """Draw a figure of the paper from records only."""
-    from repro.commands.figures import show_figure
-
-    show_figure(number, runs, out)
-
-
-# Here, so that the help lists the commands in the order of work.
+app.command()(figure)
 app.command()(model)
 app.command("lm-eval")(lm_eval)
 app.command()(memory)
-
-
-@app.command()
-def claims(
-    runs: Annotated[Path, typer.Option("--runs", help="Directory with run directories.")] = Path(
-        "runs"
-    ),
-) -> None:
-    """Show the claim ledger: every checkable claim of the paper and its verdict here."""
-    from repro.commands.tables import show_claims
-
-    show_claims(runs)
+app.command()(claims)
 
 
 @app.command()

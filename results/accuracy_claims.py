@@ -48,7 +48,9 @@ def _compared(
     not_judged: Sequence[str],
 ) -> Evaluation | None:
     """KVCMAS below every rival in every value; benchmarks that are not judged are shown."""
-    judged, shown, used = [], [], []
+    judged: list[Measured] = []
+    shown: list[Measured] = []
+    used: list[Run] = []
     for cells in _settings(runs):
         for bench in dict.fromkeys(cell.bench for cell in cells):
             own = _kvcmas(cells, bench)

@@ -69,7 +69,7 @@ def _pf_ranks(claim: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
 
 
 @evaluates_analyses("C16")
-def _chaining(_: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
+def _chaining(claim: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
     """Chained minus non-chained error below 0, and the first agent exact."""
     measured: list[Measured] = []
     holds = True
@@ -111,7 +111,7 @@ def _left(claim: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
 
 
 @evaluates_analyses("C36")
-def _better_than_random(_: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
+def _better_than_random(claim: Claim, analyses: Sequence[Analysis]) -> Evaluation | None:
     """Error that each selection removes over that of random selection, above 1 at both ratios."""
     measured: list[Measured] = []
     used = _trained(analyses, "coverage")

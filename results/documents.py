@@ -22,7 +22,7 @@ from pathlib import Path
 
 from results import render
 from results.errors import ResultsError, TableError
-from results.records import read_runs
+from results.evidence import read_evidence
 from results.tables import Table, build_table
 
 _BLOCK = re.compile(
@@ -41,7 +41,13 @@ def renew(text: str, records: Path, name: str) -> str:
         TableError: a mark that cannot be understood, or a value that is no single cell; names the
             document and the mark.
     """
-    tables = cache(lambda number, runs: build_table(number, read_runs(records / runs)))
+
+    @cache
+    def tables(number: str, runs: str) -> Table:
+        if not (records / runs).is_dir():
+            raise ValueError(f"{records / runs} is not a directory")
+        evidence = read_evidence(records / runs)
+        return build_table(number, evidence.runs, evidence.analyses)
 
     def made(match: re.Match[str]) -> str:
         try:

@@ -38,7 +38,7 @@ def read_evidence(root: Path) -> Evidence:
     """
     if not root.is_dir():
         return Evidence()
-    return Evidence(tuple(read_runs(root)), tuple(_analyses(root)))
+    return Evidence(tuple(read_runs(root)), tuple(read_analyses(root)))
 
 
 def digest(root: Path) -> str:
@@ -53,7 +53,11 @@ def digest(root: Path) -> str:
     )
 
 
-def _analyses(root: Path) -> list[Analysis]:
+def read_analyses(root: Path) -> list[Analysis]:
+    """Every file of `repro analyze` at or below ``root``, packed or not, ordered by path.
+
+    Raises AnalysisError, with file and line where there is one, for damage.
+    """
     names = _analysis_files()
     found = sorted(path for path in root.rglob("*.csv*") if path.name in names)
     return [Analysis.read(path, names[path.name]) for path in found]

@@ -12,22 +12,27 @@ from rich.console import Console
 from kvcmas.errors import UserError
 from repro.commands.console import output_console
 from results.documents import renew
+from results.evidence import read_analyses
 from results.records import RUN_FILE, pack
 
 
 def run_pack(runs: Path, into: Path) -> None:
-    """Pack every run below ``runs``; a run's directory keeps its name.
+    """Pack every run and analysis below ``runs``; a run's directory keeps its name.
 
     Raises:
-        UserError: no run there.
+        UserError: none is there.
     """
     found = sorted(path.parent for path in runs.rglob(RUN_FILE))
-    if not found:
-        raise UserError(f"no run is in {runs}")
+    analyses = read_analyses(runs)
+    if not found and not analyses:
+        raise UserError(f"no run and no analysis is in {runs}")
     for directory in found:
         pack(directory, into / directory.name)
+    for analysis in analyses:
+        analysis.pack(into)
     total = sum(path.stat().st_size for path in into.rglob("*") if path.is_file())
-    typer.echo(f"packed {len(found)} runs into {into} ({total / 1e6:.1f} MB)")
+    many = f"{len(found)} runs and {len(analyses)} analyses"
+    typer.echo(f"packed {many} into {into} ({total / 1e6:.1f} MB)")
 
 
 def run_docs(documents: Sequence[Path], records: Path, *, check: bool) -> None:

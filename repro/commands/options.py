@@ -22,6 +22,7 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Where run directories and tables go.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder with runs and analyses.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="key=value: a profile key, a method setting or method.setting."),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, method_names
 from repro.commands.console import output_console
-from results.records import read_runs
-from results.tables import Table, build_table
-from results.verdicts import judged
+from results.evidence import read_evidence
+from results.tables import Table, build_table, known_tables
 
 # Terminal views of a wide table: the columns each shows after the row's name.
 VIEWS = {
@@ -75,17 +73,41 @@ SERVING = {
     "memory": ("pool", "pool_bytes", "memory_bytes"),
     "decoding": ("inter_token_p50_s", "inter_token_p90_s", "tokens_per_s", "goodput_per_s"),
 }
-VIEWS |= dict.fromkeys(("7", "9", "10"), SERVING)
+VIEWS |= {
+    f"{number}{mode}": SERVING
+    for number in ("7", "9", "10")
+    for mode in ("", "-emulated", "-modelled")
+}
 NAMES = ("setting", "bench", "arrival", "qps", "rho", "method", "variant")
 
 
 def show_table(number: str, runs: Path, out: Path | None) -> None:
-    """Build table ``number`` from all runs below ``runs``; print it, and write it if asked."""
-    table = build_table(number, read_runs(runs) if runs.is_dir() else [])
+    """Build table ``number`` from all records below ``runs``; print it, and write it if asked."""
+    evidence = read_evidence(runs)
+    table = build_table(number, evidence.runs, evidence.analyses)
     print_table(output_console(), table)
     if out is not None:
         for path in write_table(table, out):
             Console(stderr=True).print(f"wrote {path}")
+
+
+def write_tables(runs: Path, out: Path) -> dict[str, Table]:
+    """Write every table from all records below ``runs``, and say which are empty.
+
+    Raises:
+        UserError: ``out`` cannot be written.
+        ResultsError: records that cannot be read, or cannot share a table.
+    """
+    evidence, notes = read_evidence(runs), Console(stderr=True)
+    made = {}
+    for number in known_tables():
+        table = build_table(number, evidence.runs, evidence.analyses)
+        write_table(table, out)
+        state = f"{len(table.frame)} rows" if len(table.frame) else table.footer[0]
+        notes.print(f"table {number}: {state}", style="dim", highlight=False)
+        made[number] = table
+    notes.print(f"tables are in {out}")
+    return made
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -136,25 +158,6 @@ def write_table(table: Table, directory: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"cannot write tables to {directory}: {error.strerror}") from error
     return paths
-
-
-def show_claims(runs: Path) -> None:
-    """Print the ledger with the verdicts that the runs below ``runs`` give, and the numbers."""
-    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("id", "section", "kind", "here", "claim", "verdict"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "id")
-    for row in judged(read_runs(runs) if runs.is_dir() else []):
-        claim = row.claim
-        statement = "\n".join((escape(claim.statement), *map(escape, row.texts)))
-        table.add_row(
-            claim.id,
-            ", ".join(claim.section),
-            claim.kind,
-            ", ".join(claim.here),
-            statement,
-            row.verdict,
-        )
-    output_console().print(table)
 
 
 def show_methods() -> None:

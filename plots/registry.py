@@ -1,0 +1,170 @@
+"""All figures of the paper: what each shows, what fills it, and who draws it.
+
+A module of this package draws from run records with ``FIGURES``, number to ``draw(runs, out)``, or
+from files of `repro analyze` with ``ANALYSIS_FIGURES``, number to the name of the analysis and
+``draw(files, out)``. Modules are found by their being here; ``5-emulated`` is a variant of 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import MappingProxyType, ModuleType
+from typing import Final
+
+from matplotlib.figure import Figure
+
+import plots
+from plots.style import GREY, WIDTH, save, styled
+from results.errors import ResultsError
+from results.evidence import Evidence
+from results.records import Run
+from results.tables import split_settings
+
+Draw = Callable[[Evidence, Path], list[Path]]
+DrawRuns = Callable[[Sequence[Run], Path], list[Path]]
+DrawFiles = Callable[[Sequence[Path], Path], list[Path]]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """One figure of the paper.
+
+    Attributes:
+        command: makes the records that it is drawn from.
+        apart: every setting is drawn on a sheet of its own; else the drawer tells them apart.
+    """
+
+    number: str
+    title: str
+    command: str
+    apart: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of its files, without the suffix."""
+        return f"figure{self.number}"
+
+
+_SERVE: Final = "repro serve --profile cpu"
+FIGURES: Final[Mapping[str, FigureSpec]] = MappingProxyType(
+    {
+        number: FigureSpec(number, title, command, command.startswith(_SERVE))
+        for number, title, command in (
+            ("2", "effective rank of bases and deltas over layers", "repro analyze ranks"),
+            ("3", "error of chained and non-chained correction", "repro analyze chain"),
+            ("4", "accuracy against latency", "repro accuracy --bench BENCH"),
+            ("5", "median TTFT under load", _SERVE),
+            ("6", "median TTFT, chained and non-chained", _SERVE),
+            ("7", "rank of PF-induced deltas", "repro analyze ranks"),
+            ("8", "90th percentile of TTFT under load", _SERVE),
+            ("9", "90th percentile of TTFT, chained and non-chained", _SERVE),
+            ("10", "median TTFT with long outputs", f"{_SERVE} --ctx 2k --long-outputs"),
+            ("11", "90th percentile of TTFT, long outputs", f"{_SERVE} --ctx 2k --long-outputs"),
+            ("12", "TTFT, throughput and memory in a single stream", "repro stream"),
+            ("13", "effect of the ranks of base and delta", "repro stream"),
+        )
+    }
+)
+
+
+def known_figures() -> tuple[str, ...]:
+    """The paper's figures in order, then variants of them that a module here draws."""
+    return (*FIGURES, *sorted(set(_drawers()) - set(FIGURES)))
+
+
+def draw_figure(number: str, evidence: Evidence, out: Path) -> list[Path]:
+    """Draw a figure into ``out``; returns the paths of its files.
+
+    Where several settings cannot share a sheet, the one with the most runs goes into ``out`` and
+    every other one into a folder below.
+
+    Raises:
+        ResultsError: an unknown number, or nothing to draw it from.
+    """
+    if number not in known_figures():
+        raise ResultsError(f"unknown figure {number!r}; known here: {', '.join(known_figures())}")
+    draw = _drawers().get(number)
+    if draw is None:
+        raise ResultsError(f"no records yet; made by: {FIGURES[number].command}")
+    return draw(evidence, out)
+
+
+def draw_or_say(number: str, evidence: Evidence, out: Path) -> tuple[list[Path], str | None]:
+    """The same, but a figure without records says on its sheet what fills it.
+
+    Returns the paths, and why the figure is empty, if it is.
+    """
+    try:
+        return draw_figure(number, evidence, out), None
+    except ResultsError as error:
+        spec = FIGURES[number]
+        reason = str(error) if spec.command in str(error) else f"{error}; made by: {spec.command}"
+        return _empty(spec, reason, out), reason
+
+
+def _empty(spec: FigureSpec, reason: str, out: Path) -> list[Path]:
+    with styled():
+        figure = Figure(figsize=(WIDTH, 1.0))
+        figure.text(0.02, 0.65, f"Figure {spec.number}: {spec.title}", fontsize=8.5)
+        figure.text(0.02, 0.3, reason, fontsize=7.5, color=GREY, wrap=True)
+        return save(figure, out, spec.name)
+
+
+@cache
+def _drawers() -> Mapping[str, Draw]:
+    """Who draws which figure, from all modules of this package."""
+    found: dict[str, Draw] = {}
+    for module in iter_modules(plots.__path__):
+        if module.name != "registry":
+            found |= _drawers_of(import_module(f"{plots.__name__}.{module.name}"))
+    return MappingProxyType(found)
+
+
+def _drawers_of(module: ModuleType) -> dict[str, Draw]:
+    of_runs: Mapping[str, DrawRuns] = getattr(module, "FIGURES", {})
+    of_files: Mapping[str, tuple[str, DrawFiles]] = getattr(module, "ANALYSIS_FIGURES", {})
+    return {
+        **{number: _from_runs(number, draw) for number, draw in of_runs.items()},
+        **{number: _from_files(*pair) for number, pair in of_files.items()},
+    }
+
+
+def _from_files(name: str, draw: DrawFiles) -> Draw:
+    def from_files(evidence: Evidence, out: Path) -> list[Path]:
+        files = [a.path for a in evidence.analysed(name) if a.path is not None]
+        if not files:
+            raise ResultsError("no records yet")
+        return draw(files, out)
+
+    return from_files
+
+
+def _from_runs(number: str, draw: DrawRuns) -> Draw:
+    def together(evidence: Evidence, out: Path) -> list[Path]:
+        return draw(evidence.runs, out)
+
+    def apart(evidence: Evidence, out: Path) -> list[Path]:
+        served = [run for run in evidence.runs if run.info.serve is not None]
+        groups = sorted((group for _, group in split_settings(served)), key=len, reverse=True)
+        paths, reasons = [], ["no records yet"]
+        for group in groups:
+            try:
+                paths += draw(group, out / _folder(group[0]) if paths else out)
+            except ResultsError as error:  # a setting without cells for this figure
+                reasons.append(str(error))
+        if not paths:
+            raise ResultsError(reasons[-1])
+        return paths
+
+    spec = FIGURES.get(number.partition("-")[0])
+    return apart if spec is not None and spec.apart else together
+
+
+def _folder(run: Run) -> str:
+    info = run.info
+    return f"{info.model}-{info.engine}-{info.device}-{info.dtype}".replace("/", "-")
