@@ -1,5 +1,6 @@
 """Figures of serving under load: TTFT over request rates (5, 6 and 8 to 11).
 
+Each is drawn from real cells; ``5-emulated`` and ``5-modelled`` from the others alone, and say so.
 A column is a context (or a length of agent outputs), a row a reuse ratio. Rates are set apart
 evenly, because they double from one to the next and begin at 0, a single stream.
 """
@@ -22,7 +23,14 @@ from plots.style import GREY, METHODS, WIDTH, Look, look, save, small_print, sty
 from results.errors import ResultsError
 from results.names import display_name
 from results.records import Run
-from results.serving import ServedCell, in_comparison, ratios_of, served_cells, speed_up
+from results.serving import (
+    ServedCell,
+    in_comparison,
+    of_mode,
+    ratios_of,
+    served_cells,
+    speed_up,
+)
 from results.tables import split_settings
 
 # The law under which the paper's serving claims are judged; another one only if it is all there is.
@@ -61,48 +69,12 @@ class _Sheet:
     lines: Callable[[Sequence[ServedCell]], list[_Line]]
 
 
-def figure5(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Median TTFT of all methods over contexts and rates.
-
-    Raises:
-        ResultsError: no cell for it, or runs that cannot share a figure.
-    """
-    return _contexts("figure5", runs, out, 50)
-
-
-def figure8(runs: Sequence[Run], out: Path) -> list[Path]:
-    """The same for the 90th percentile; raises as :func:`figure5`."""
-    return _contexts("figure8", runs, out, 90)
-
-
-def figure6(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Median TTFT of chained and non-chained correction; raises as :func:`figure5`."""
-    return _chaining("figure6", runs, out, 50)
-
-
-def figure9(runs: Sequence[Run], out: Path) -> list[Path]:
-    """The same for the 90th percentile; raises as :func:`figure5`."""
-    return _chaining("figure9", runs, out, 90)
-
-
-def figure10(runs: Sequence[Run], out: Path) -> list[Path]:
-    """Median TTFT of all methods over lengths of agent outputs; raises as :func:`figure5`."""
-    return _outputs("figure10", runs, out, 50)
-
-
-def figure11(runs: Sequence[Run], out: Path) -> list[Path]:
-    """The same for the 90th percentile; raises as :func:`figure5`."""
-    return _outputs("figure11", runs, out, 90)
-
-
-FIGURES: Final = {
-    "5": figure5,
-    "6": figure6,
-    "8": figure8,
-    "9": figure9,
-    "10": figure10,
-    "11": figure11,
-}
+def _draw_of(
+    mode: str, draw: Callable[[str, Sequence[Run], Path, float], list[Path]], number: str, q: float
+) -> Callable[[Sequence[Run], Path], list[Path]]:
+    """A figure of the cells of one mode; raises ResultsError if there are none to draw."""
+    name = f"figure{number}" if mode == "real" else f"figure{number}-{mode}"
+    return lambda runs, out: draw(name, of_mode(runs, mode), out, q)
 
 
 def _contexts(name: str, runs: Sequence[Run], out: Path, q: float) -> list[Path]:
@@ -138,12 +110,11 @@ def _chaining(name: str, runs: Sequence[Run], out: Path, q: float) -> list[Path]
 
 def _cells(runs: Sequence[Run]) -> list[ServedCell]:
     """Cells of one setting under one law."""
-    chosen = [run for run in runs if run.info.serve is not None]
-    groups = list(split_settings(chosen))
+    groups = list(split_settings(runs))
     if len(groups) > 1:
         labels = "; ".join(label for label, _ in groups)
         raise ResultsError(f"these runs cannot share a figure, choose some of them: {labels}")
-    cells = served_cells(chosen)
+    cells = served_cells(runs)
     laws = {cell.serve.arrival for cell in cells}
     law = _LAW if _LAW in laws else min(laws, default=_LAW)
     return [cell for cell in cells if cell.serve.arrival == law]
@@ -172,6 +143,8 @@ def _draw(name: str, cells: Sequence[ServedCell], out: Path, sheet: _Sheet) -> l
             axes.set_xlabel("agent requests per second (QPS)")
         _legend(figure, sheet.lines(cells))
         small_print(figure, [_origin(cells), _TEXT])
+        if (mode := cells[0].serve.mode) != "real":
+            figure.text(0.994, 0.99, mode.upper(), ha="right", va="top", weight="bold")
         return save(figure, out, name)
 
 
@@ -338,3 +311,18 @@ def _origin(cells: Sequence[ServedCell]) -> str:
         f" clock; n = {', '.join(map(str, requests))} requests a cell; rates in seconds of the"
         f" paper's GPU (time scale {', '.join(f'{scale:.3g}' for scale in scales)})."
     )
+
+
+_DRAWN: Final = {
+    "5": (_contexts, 50),
+    "8": (_contexts, 90),
+    "6": (_chaining, 50),
+    "9": (_chaining, 90),
+    "10": (_outputs, 50),
+    "11": (_outputs, 90),
+}
+FIGURES: Final = {
+    number if mode == "real" else f"{number}-{mode}": _draw_of(mode, draw, number, q)
+    for mode in ("real", "emulated", "modelled")
+    for number, (draw, q) in _DRAWN.items()
+}

@@ -8,6 +8,7 @@ written is what is read.
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -32,6 +33,11 @@ Action = Literal["dense", "reuse", "correct", "recompute"]
 DataLabel = Literal["hub", "local", "package", "procedural"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
+# Kinds of run that hold TTFT under load, and how it came about: no table has two of them.
+SERVED_MODES: Final = MappingProxyType(
+    {"serve": "real", "emulate": "emulated", "model": "modelled"}
+)
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -40,8 +46,11 @@ class _Record(BaseModel):
 class ServeInfo(_Record):
     """The cell of a serving run: one method under one load. QPS is agent requests per second."""
 
-    mode: Literal["real"] = "real"
-    """Methods splice, execute and correct real caches."""
+    mode: Literal["real", "emulated", "modelled"] = "real"
+    """Methods splice, execute and correct real caches; the public harness's cost model on a real
+    engine; a queue model, nothing was run."""
+    emulation: dict[str, JsonValue] = Field(default_factory=dict)
+    """Emulated cells only: what the method is charged."""
     layout: str
     """Of the trace: "T" or "L0" (generated), "recorded"."""
     shared_tokens: PositiveInt
@@ -137,12 +146,14 @@ class RunInfo(_Record):
     """The environment record; its key "git_commit" goes into table footers."""
     command: str
     serve: ServeInfo | None = None
-    """Runs of kind "serve" only."""
+    """Runs of the kinds in ``SERVED_MODES`` only."""
 
     @model_validator(mode="after")
     def _serving_has_its_cell(self) -> Self:
-        if (self.kind == "serve") != (self.serve is not None):
-            raise ValueError("a run of kind serve, and no other, says what it served")
+        mode = None if self.serve is None else self.serve.mode
+        if mode != SERVED_MODES.get(self.kind):
+            kinds = ", ".join(f"{kind} ({mode})" for kind, mode in SERVED_MODES.items())
+            raise ValueError(f"a run of kind {kinds}, and no other, says what it served")
         return self
 
     @property

@@ -16,7 +16,7 @@ from results import stats
 from results.errors import TableError
 from results.names import method_order
 from results.records import Run
-from results.schema import LostRequest, RequestRecord, ServeInfo
+from results.schema import SERVED_MODES, LostRequest, RequestRecord, ServeInfo
 from results.stats import Estimate
 from results.tables import check_repetitions
 
@@ -105,6 +105,11 @@ class ServedCell:
         return min(each), max(each)
 
 
+def of_mode(runs: Iterable[Run], mode: str = "real") -> list[Run]:
+    """Serving runs that came about in one way: real, emulated or modelled."""
+    return [run for run in runs if SERVED_MODES.get(run.info.kind) == mode]
+
+
 def serve_of(run: Run) -> ServeInfo:
     """The cell of a serving run.
 
@@ -142,18 +147,22 @@ def load_of(run: Run) -> Load:
 def served_cells(runs: Iterable[Run]) -> list[ServedCell]:
     """Group serving runs; traces by length, then loads, then methods in the paper's order.
 
-    Raises TableError for runs that claim the same cell and seed, and where two methods were given
-    different prompts as the same request.
+    Raises TableError for runs that claim the same cell and seed, where two methods were given
+    different prompts as the same request, and for runs that came about in different ways.
     """
     grouped: dict[CellKey, list[Run]] = defaultdict(list)
     prompts: dict[tuple[str, str, int], tuple[str, Run]] = {}
+    modes: set[str] = set()
     for run in runs:
         serve = serve_of(run)
+        modes.add(serve.mode)
         key = CellKey(
             load_of(run), serve.rho, serve.rho_kind, run.info.method, run.info.label, serve.pool
         )
         grouped[key].append(run)
         _check_prompts(run, prompts)
+    if len(modes) > 1:
+        raise TableError(f"{' and '.join(sorted(modes))} cells are never put together")
     for repeated in grouped.values():
         check_repetitions(repeated)
     cells = [ServedCell(key, tuple(found)) for key, found in grouped.items()]

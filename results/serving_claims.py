@@ -1,4 +1,4 @@
-"""Claims about serving under load: C01 to C08 and C37, judged under even arrivals.
+"""Claims about serving under load: C01 to C08 and C37, judged under even arrivals on real cells.
 
 Everything is a ratio of TTFT percentiles over the same requests, beside the ratio of the work
 bounds. Which machine and which scale stand behind it is said with every verdict.
@@ -13,7 +13,7 @@ from results import verdicts
 from results.claims import Claim, Verdict
 from results.names import display_name
 from results.records import Run
-from results.serving import EXACT, ServedCell, in_comparison, ratio, served_cells
+from results.serving import EXACT, ServedCell, in_comparison, of_mode, ratio, served_cells
 from results.tables import split_settings
 from results.verdicts import Evaluation, Measured, evaluates
 
@@ -125,7 +125,7 @@ def _out_of_memory(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
     needs = []
     cells = [
         cell
-        for cell in served_cells(run for run in runs if run.info.kind == "serve")
+        for cell in served_cells(of_mode(runs))
         if cell.key.method == "kvcomm"
         and cell.runs[0].info.model == _PAPER_MODEL
         and cell.serve.scale == 1
@@ -240,8 +240,7 @@ def _gain(cells: Sequence[ServedCell], shared: int, qps: float) -> Measured | No
 
 def _setting(runs: Sequence[Run]) -> list[ServedCell]:
     """Cells under even arrivals of the one setting with the most runs; vLLM goes first."""
-    chosen = [run for run in runs if run.info.serve is not None]
-    groups = [group for _, group in split_settings(chosen)]
+    groups = [group for _, group in split_settings(of_mode(runs))]
     if not groups:
         return []
     best = max(groups, key=lambda group: (group[0].info.engine == "vllm", len(group)))

@@ -1,7 +1,8 @@
 """Tables 7, 9 and 10: TTFT under load (paper B.4 to B.6), one row per method and load.
 
 Table 7 has every method over contexts and rates, Table 9 KVCMAS chained against non-chained, Table
-10 long outputs at one context. Every speed-up stands beside its work bound.
+10 long outputs at one context. Every speed-up stands beside its work bound. Cells whose methods
+really ran, emulated and modelled ones have tables of their own: 7, 7-emulated, 7-modelled.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ from results.serving import (
 from results.stats import Estimate
 from results.tables import Column, provenance, register
 
-COMMAND = "repro serve --ctx CTX --qps QPS"
 Select = Callable[[Sequence[Run]], list[Run]]
+
+_MODES = {
+    "emulated": "EMULATED: prompts of the public harness's cost model on a real engine with its"
+    " prefix cache; no method shared or corrected a cache",
+    "modelled": "MODELLED: a queue model; nothing was run",
+}
 
 # Outputs longer than the trace's usual ones make the study of Table 10.
 USUAL_OUTPUT = 128
@@ -96,7 +102,8 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
     serves = [serve_of(run) for run in runs]
     scales = ", ".join(sorted({f"{serve.time_scale:.3g}" for serve in serves}))
     decoded = any(serve.decode for serve in serves)
-    lines = [
+    lines = [_MODES[mode] for mode in sorted({serve.mode for serve in serves}) if mode in _MODES]
+    lines += [
         "requests end with their first token"
         + ("; where they are decoded, outputs are forced" if decoded else "")
         + "; caches of recorded outputs are made outside the timed path, the clock stops meanwhile",
@@ -127,7 +134,20 @@ def _long_outputs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if _long(run) and not _ablation(run)]
 
 
-def _register(number: str, title: str, command: str, select: Select) -> None:
+def _register_all(number: str, title: str, select: Select, load: str, choice: str = "") -> None:
+    """The table of real cells, and those of cells whose methods did not run.
+
+    ``load`` are options of both commands, ``choice`` those of `repro serve` alone.
+    """
+    options = f"{load} {choice}".strip()
+    _register(number, title, "serve", f"repro serve {options}", select)
+    command = f"repro serve --mode emulate {options}"
+    _register(f"{number}-emulated", f"{title}, EMULATED", "emulate", command, select)
+    command = f"repro model --records {load}"
+    _register(f"{number}-modelled", f"{title}, MODELLED", "model", command, select)
+
+
+def _register(number: str, title: str, kind: str, command: str, select: Select) -> None:
     def notes(runs: Sequence[Run]) -> tuple[str, ...]:
         chosen = select(runs)
         return footer(chosen) if chosen else (f"no records yet; made by: {command}",)
@@ -136,7 +156,7 @@ def _register(number: str, title: str, command: str, select: Select) -> None:
         number,
         title=title,
         columns=COLUMNS,
-        kinds=("serve",),
+        kinds=(kind,),
         command=command,
         footer=notes,
         header=lambda runs: header(select(runs)),
@@ -291,16 +311,14 @@ def _rate(run: Run, value: Callable[[RequestRecord], float]) -> float | None:
     return None if served is None else served * stats.mean([value(r) for r in run.requests])
 
 
-_register("7", "TTFT under concurrent serving", COMMAND, _usual)
-_register(
+_register_all("7", "TTFT under concurrent serving", _usual, "--ctx CTX --qps QPS")
+_register_all(
     "9",
     "TTFT of chained and non-chained correction",
-    f"{COMMAND} --methods nonshared,kvcmas --set kvcmas.chained=false",
     _chaining,
+    "--ctx CTX --qps QPS --methods nonshared,kvcmas",
+    "--profile cpu",
 )
-_register(
-    "10",
-    "TTFT with long agent outputs",
-    "repro serve --ctx 2k --long-outputs --qps QPS",
-    _long_outputs,
+_register_all(
+    "10", "TTFT with long agent outputs", _long_outputs, "--ctx 2k --outputs 2048 --qps QPS"
 )

@@ -41,6 +41,8 @@ class HostOptions:
         workflows: likewise.
         forcing: requests may force their output (:mod:`kvcmas.serving.forcing`).
         stock: plain vLLM without connector, for the overhead comparison.
+        prefix_caching: vLLM's own prefix cache. A stock engine's only: with the plug-in it would
+            hand approximate rows to exact requests.
         dtype: ``float32`` or ``bfloat16``.
         max_logprobs: most logprobs that a request may ask for.
         seed: of vLLM; decoding is greedy all the same.
@@ -55,9 +57,15 @@ class HostOptions:
     workflows: int = 256
     forcing: bool = False
     stock: bool = False
+    prefix_caching: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_logprobs: int = 20
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a prefix cache beside the plug-in."""
+        if self.prefix_caching and not self.stock:
+            raise UserError("prefix caching is for stock engines")
 
 
 @dataclass(frozen=True)
@@ -368,7 +376,7 @@ def _make_engine(directory: Path, options: HostOptions) -> LLMEngine:
             skip_tokenizer_init=True,
             dtype=options.dtype,
             enforce_eager=True,
-            enable_prefix_caching=False,
+            enable_prefix_caching=options.prefix_caching,
             async_scheduling=False,
             max_model_len=options.max_model_len,
             kv_cache_memory_bytes=options.kv_cache_bytes,

@@ -34,6 +34,10 @@ def serve(
         Path | None,
         typer.Option("--arrival-times", help="CSV with a column TIMESTAMP, for azure."),
     ] = None,
+    mode: Annotated[
+        Literal["real", "emulate"],
+        typer.Option("--mode", help="Run the methods, or charge them as the public harness does."),
+    ] = "real",
     engine: Annotated[Literal["vllm", "hf"] | None, typer.Option("--engine")] = None,
     model: Model = None,
     scale: Annotated[
@@ -107,6 +111,7 @@ def serve(
             rho=rho,
             arrival=arrival,
             arrival_times=arrival_times,
+            mode=mode,
             engine=engine,
             model=model,
             scale=scale,

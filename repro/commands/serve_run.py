@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import psutil
 import torch
@@ -19,6 +19,7 @@ from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, setting_names, suggestion
 from repro import env
 from repro.commands.console import INTERRUPTED, output_console
+from repro.commands.emulate import NOTE, emulated_backend, emulated_profile, emulation_changes
 from repro.commands.serve_view import CellTable, dry_run_table, estimate_s, header
 from repro.commands.settings import check_writable, choose_device, parse_settings
 from repro.commands.tables import print_table, write_table
@@ -26,6 +27,8 @@ from repro.commands.traces import tokens_of
 from repro.models import ResolvedModel, resolve
 from repro.profiles import load_profile, override
 from repro.profiles.serve import Law, ServeContext, ServeMethod, ServeProfile
+from repro.runners.emulation.cells import emulated_cells
+from repro.runners.emulation.costs import load_constants
 from repro.runners.serving.backend import Backend, HFBackend, Sketch
 from repro.runners.serving.capacity import kept_capacity, measured_capacity
 from repro.runners.serving.cells import Cell, Study, make_cells
@@ -54,6 +57,7 @@ class Request:
     rho: str | None = None
     arrival: str | None = None
     arrival_times: Path | None = None
+    mode: Literal["real", "emulate"] = "real"
     engine: str | None = None
     model: str | None = None
     scale: float | None = None
@@ -82,7 +86,17 @@ def run(request: Request) -> None:
         UserError: anything wrong with the request; nothing has been served then.
     """
     console, notes = output_console(), Console(stderr=True)
-    profile = _profile(request)
+    values = parse_settings(request.set)
+    constants = None
+    if request.mode == "emulate":
+        constants = load_constants(emulation_changes(values))
+    profile = _profile(request, values)
+
+    def cells_of(study: Study) -> list[Cell]:
+        if constants is not None:
+            return emulated_cells(study, study.profile.methods, constants)
+        return make_cells(study, study.profile.methods)
+
     engine = _engine(profile, notes)
     device = choose_device(profile.device)
     check_writable(request.out)
@@ -105,11 +119,12 @@ def run(request: Request) -> None:
             for p, w in workloads
             for kept in [kept_capacity(_capacity_file(request.out, identity, w))]
         ]
-        cells = [cell for study in studies for cell in make_cells(study, study.profile.methods)]
+        cells = [cell for study in studies for cell in cells_of(study)]
         console.print(dry_run_table(cells, sketch, limit))
         return
     positions = max(workload.positions for _, workload in workloads)
-    backend = _backend(engine, resolved, sketch, profile, device, positions)
+    make = _backend if constants is None else emulated_backend
+    backend = make(engine, resolved, sketch, profile, device, positions)
     with closing(backend):
         studies = []
         for p, w in workloads:
@@ -125,18 +140,21 @@ def run(request: Request) -> None:
                 )
             )
         setting = Setting(resolved, backend, limit, request.profile)
+        if constants is not None:
+            console.print(NOTE, highlight=False, style="bold")
         for study in studies:
             for line in header(study, setting):
                 console.print(line, highlight=False, style="dim")
-        cells = [cell for study in studies for cell in make_cells(study, study.profile.methods)]
+        cells = [cell for study in studies for cell in cells_of(study)]
         runs = _serve(cells, setting, request, notes)
     tables = request.out / "tables"
     for number in TABLES:
-        table = build_table(number, runs)
+        table = build_table(number if constants is None else f"{number}-emulated", runs)
         if len(table.frame):
             print_table(console, table)
             write_table(table, tables)
-    notes.print(f"records are in {request.out / 'serve'}, tables in {tables}")
+    folder = request.out / ("serve" if constants is None else "emulate")
+    notes.print(f"records are in {folder}, tables in {tables}")
 
 
 def _serve(cells: Sequence[Cell], setting: Setting, request: Request, notes: Console) -> list[Run]:
@@ -170,9 +188,8 @@ def _serve(cells: Sequence[Cell], setting: Setting, request: Request, notes: Con
     return runs
 
 
-def _profile(request: Request) -> ServeProfile:
-    """The profile with the command line on top of it."""
-    values = parse_settings(request.set)
+def _profile(request: Request, values: dict[str, Any]) -> ServeProfile:
+    """The profile with the command line on top of it; ``values`` are those of --set."""
     top = {key: values.pop(key) for key in list(values) if key in ServeProfile.model_fields}
     for key in (
         *("engine", "model", "scale", "requests", "repeats", "seed", "gate", "clock", "decode"),
@@ -192,10 +209,11 @@ def _profile(request: Request) -> ServeProfile:
             " served whole"
         )
     methods = _with_settings(_chosen(request, profile.methods), values)
-    return override(
+    profile = override(
         profile,
         {"methods": methods, "arrival": _arrival(request, profile.arrival)},
     )
+    return profile if request.mode == "real" else emulated_profile(profile, request.arrival)
 
 
 def _arrival(

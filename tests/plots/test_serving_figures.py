@@ -92,3 +92,15 @@ def test_settings_are_not_mixed(tmp_path: Path) -> None:
     mixed = [*runs(), served_run("kvcmas", 0.5, info={"engine": "vllm"})]
     with pytest.raises(ResultsError, match="cannot share a figure"):
         FIGURES["5"](mixed, tmp_path)
+
+
+def test_cells_that_did_not_run_have_sheets_of_their_own(tmp_path: Path) -> None:
+    other = [
+        served_run(method, service, mode=mode, info={"kind": kind})
+        for kind, mode in (("emulate", "emulated"), ("model", "modelled"))
+        for method, service in (("nonshared", 1.0), ("kvcmas", 0.5))
+    ]
+    for mode in ("emulated", "modelled"):
+        text = drawn(f"5-{mode}", [*runs(), *other], tmp_path)
+        assert mode.upper() in text and f"{mode}; layout T" in text and "8K" not in text
+    assert "EMULATED" not in drawn("5", [*runs(), *other], tmp_path)

@@ -243,3 +243,48 @@ def test_vllm_serves_the_same_entries_as_the_transformers_engine(out: Path, tmp_
             row.prompt_sha256 for row in other.requests
         ]
         assert not any(row.fallback for row in run.requests)
+
+
+def test_emulation_has_records_and_tables_of_its_own(run_here: Invoke, tmp_path: Path) -> None:
+    done = serve(
+        run_here,
+        tmp_path,
+        "--mode=emulate",
+        "--qps=8",
+        "--set=emulation.page_tokens=1",
+        methods="nonshared,cacheblend,kvcomm,kvcmas",
+    )
+    assert done.code == 0, done.err
+    text = flat(done.out)
+    assert "emulated: the public harness's cost model" in text
+    assert "Table 7-emulated: TTFT under concurrent serving, EMULATED" in text
+    runs = served(tmp_path, mode="emulated")
+    assert {run.info.kind for run in runs} == {"emulate"} and len(runs) == 4
+    assert all(path.parent.parent.name == "emulate" for path in tmp_path.rglob("records.jsonl"))
+    labels = {run.info.method: run.info.label for run in runs}
+    assert labels["cacheblend"] == "page_tokens=1" and labels["kvcmas"] == ""
+    for run in runs:
+        assert run.info.serve is not None and run.info.serve.pool == "fresh"
+        assert not run.info.serve.out_of_memory
+        hits = sum(row.entries.prefix_hit for row in run.requests)
+        assert (hits == 0) == (run.info.method == "nonshared")
+    again = serve(run_here, tmp_path, "--qps=8", methods="nonshared")
+    assert again.code == 0 and "1 cells, 1 to run" in flat(again.err), "real cells are others"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--arrival=poisson",), "no --arrival poisson"),
+        (("--decode",), "no --decode"),
+        (("--gate=live",), "no --gate live"),
+        (("--set=emulation.pages=1",), "emulation.pages"),
+        (("--set=graphflow.first_turn=dense",), "has an emulation"),
+    ],
+)
+def test_what_the_public_harness_does_not_do(
+    run_here: Invoke, tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    done = serve(run_here, tmp_path, "--mode=emulate", *more, methods="graphflow")
+    assert done.code == 2 and message in flat(done.err)
+    assert not list(tmp_path.rglob("run.json"))

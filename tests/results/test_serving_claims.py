@@ -125,3 +125,9 @@ def test_a_claim_has_one_evaluator() -> None:
 
     with pytest.raises(ClaimError, match="C01 is evaluated twice"):
         evaluates("C01")(evaluate)
+
+
+def test_only_real_cells_are_judged() -> None:
+    emulated = {"mode": "emulated", "info": {"kind": "emulate"}}
+    runs = [point("nonshared", 1.0, **emulated), point("kvcmas", 0.5, **emulated)]
+    assert verdicts(runs) == {}

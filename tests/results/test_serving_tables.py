@@ -178,3 +178,19 @@ def test_times_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="says what it served"):
         info.model_validate(info.model_dump() | {"kind": "accuracy"})
     assert serve_info(qps=8.0, time_scale=2.0).qps_here == 4.0
+
+
+def test_real_emulated_and_modelled_cells_never_share_a_table() -> None:
+    emulated = {"mode": "emulated", "info": {"kind": "emulate"}}
+    runs = [served_run("nonshared", 2.0), served_run("kvcmas", 1.0)]
+    runs += [served_run("nonshared", 4.0, **emulated), served_run("kvcmas", 1.0, **emulated)]
+    real, other = build_table("7", runs), build_table("7-emulated", runs)
+    assert row(real.frame, method="KVCMAS")["speedup_p50"] == pytest.approx(2.0, rel=0.1)
+    assert row(other.frame, method="KVCMAS")["speedup_p50"] == pytest.approx(4.0, rel=0.1)
+    assert "EMULATED" in other.spec.title and other.footer[0].startswith("EMULATED")
+    assert other.header[0].startswith("emulated") and real.header[0].startswith("real")
+    assert not len(build_table("7-modelled", runs).frame)
+    with pytest.raises(TableError, match="emulated and real cells are never put together"):
+        served_cells(runs)
+    with pytest.raises(ValueError, match="says what it served"):
+        served_run("kvcmas", 1.0, mode="emulated")

@@ -10,6 +10,7 @@ from typing import Any
 from kvcmas.engine.contract import Method
 from kvcmas.registry import make_method
 from repro.profiles.serve import Law, ServeMethod, ServeProfile
+from repro.runners.emulation.costs import Emulated
 from repro.runners.serving.budgets import Budget, budget, cell_bound, schedule
 from repro.runners.serving.capacity import Capacity, paper_capacity
 from repro.runners.serving.engine import Request
@@ -62,6 +63,7 @@ class Cell:
         schedule: the transitions that are dense; None leaves them to the method.
         seed: of arrivals and schedule; repeats differ in nothing else.
         pool: name of the warm pool the cell starts from; ``fresh`` for an empty one.
+        emulated: what is served in the method's place; None serves the method itself.
     """
 
     study: Study
@@ -78,11 +80,17 @@ class Cell:
     seed: int
     pool: str
     key: str
+    emulated: Emulated | None = None
+
+    @property
+    def kind(self) -> str:
+        """Kind of its run."""
+        return "serve" if self.emulated is None else "emulate"
 
     @property
     def directory(self) -> Path:
         """Where its records are."""
-        return self.study.out / "serve" / f"{self.method.replace(':', '.')}-{self.key}"
+        return self.study.out / self.kind / f"{self.method.replace(':', '.')}-{self.key}"
 
     @property
     def name(self) -> str:
@@ -95,8 +103,8 @@ class Cell:
         return f"{self.name} {self.budget.rho} {self.study.workload.name}"
 
     def build(self) -> Method:
-        """A new method object, with nothing learned."""
-        return make_method(self.method, self.settings)
+        """A new method object, with nothing learned, or what stands for it."""
+        return self.emulated or make_method(self.method, self.settings)
 
     def requests(self) -> tuple[Request, ...]:
         """The trace's requests as this cell decides them."""

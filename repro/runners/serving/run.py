@@ -120,15 +120,16 @@ class Runner:
         pool = self._load_pool(cell)
         self._warm_up(cell, pool)
         clock = Clock(cell.study.profile.clock)
-        engine = self._setting.backend.engine(
-            cell.build(),
-            clock,
-            topology=cell.study.workload.topology,
-            pool=pool,
-            decode=cell.study.profile.decode,
-        )
-        try:
+        with clock.paused():  # nothing has arrived yet
             requests, due = cell.requests(), cell.arrivals()
+            engine = self._setting.backend.engine(
+                cell.build(),
+                clock,
+                topology=cell.study.workload.topology,
+                pool=pool,
+                decode=cell.study.profile.decode,
+            )
+        try:
             self._on_step(f"{cell.name}: {cell.law}, {cell.qps:g} QPS")
             results = serve(
                 engine,
@@ -199,7 +200,7 @@ class Runner:
         return RunInfo(
             run_key=cell.key,
             created=datetime.now(UTC),
-            kind="serve",
+            kind=cell.kind,
             bench=workload.name,
             data="local" if workload.layout == "recorded" else "procedural",
             data_sha256=workload.sha256,
@@ -223,6 +224,8 @@ class Runner:
             environment=self._environment,
             command=shlex.join(["repro", *sys.argv[1:]]),
             serve=ServeInfo(
+                mode="real" if cell.emulated is None else "emulated",
+                emulation={} if cell.emulated is None else cell.emulated.charges(),
                 layout=workload.layout,
                 shared_tokens=workload.shared,
                 output_tokens=workload.output,

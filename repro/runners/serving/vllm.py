@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Literal
 
-from kvcmas.engine.adapter import TransformersAdapter
+import torch
+
+from kvcmas.engine.adapter import ModelSpec, TransformersAdapter
 from kvcmas.engine.contract import Method, State
 from kvcmas.errors import UserError
 from kvcmas.serving.host import Emitted, Host, HostOptions
@@ -173,18 +176,15 @@ class VLLMBackend:
         self.device = device
         self._model = model
         self._dtype: DType = dtype
-        name = str(sketch.spec.dtype).removeprefix("torch.")
-        if name not in ("float32", "bfloat16"):
-            raise UserError(f"the vLLM engine serves float32 or bfloat16, not {name}")
         longest = min(positions + 1, sketch.spec.max_positions)
         self._host = Host(
             model.path,
             HostOptions(
                 max_model_len=longest,
-                kv_cache_bytes=RESIDENT * _blocks(longest) * sketch.spec.kv_bytes_per_token,
+                kv_cache_bytes=cache_bytes(sketch.spec, longest),
                 reference_prefix=sketch.reference_prefix,
                 forcing=decode,
-                dtype="float32" if name == "float32" else "bfloat16",
+                dtype=served_dtype(sketch.spec),
             ),
         )
 
@@ -221,6 +221,22 @@ class VLLMBackend:
         self._host.close()
 
 
-def _blocks(tokens: int, block: int = 128) -> int:
-    """Tokens rounded up to whole blocks of vLLM's CPU cache, the largest that it uses."""
-    return -(-tokens // block) * block
+def served_dtype(spec: ModelSpec) -> Literal["float32", "bfloat16"]:
+    """The model's element type, as vLLM takes it.
+
+    Raises:
+        UserError: another one.
+    """
+    if spec.dtype == torch.float32:
+        return "float32"
+    if spec.dtype == torch.bfloat16:
+        return "bfloat16"
+    raise UserError(f"the vLLM engine serves float32 or bfloat16, not {spec.dtype}")
+
+
+def cache_bytes(spec: ModelSpec, longest: int, block: int = 128) -> int:
+    """Bytes of vLLM's cache for ``RESIDENT`` requests of ``longest`` tokens.
+
+    Tokens are rounded up to whole blocks of vLLM's CPU cache, the largest that it uses.
+    """
+    return RESIDENT * -(-longest // block) * block * spec.kv_bytes_per_token
