@@ -13,6 +13,7 @@ from results.records import Run
 from results.tables import Column, check_repetitions
 
 BASELINE = "nonshared"
+FLOOR = "fullshared"
 BOOTSTRAP_SEED = 0
 
 ACCURACY = Column("accuracy_percent", "Accuracy % [95% CI]", digits=1, interval=True)
@@ -65,11 +66,11 @@ def scores(runs: Sequence[Run]) -> dict[str, float]:
     return {sample_id: stats.mean(values) for sample_id, values in answers.items()}
 
 
-def baseline_scores(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """NonShared's scores per benchmark."""
+def baseline_scores(runs: Sequence[Run], method: str = BASELINE) -> dict[str, dict[str, float]]:
+    """Scores of NonShared, or of another method at its defaults, per benchmark."""
     exact: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        if run.info.method == BASELINE:
+        if run.info.method == method:
             exact[run.info.bench].append(run)
     return {bench: scores(repeats) for bench, repeats in exact.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,9 @@ from results import stats
 from results.accuracy import (
     ACCURACY,
     BASELINE,
+    BOOTSTRAP_SEED,
     DIFFERENCE,
+    FLOOR,
     INTERVALS,
     Cell,
     accuracy_cells,
@@ -38,6 +41,8 @@ COLUMNS = (
     ACCURACY,
     DIFFERENCE,
     Column("n_paired", "n paired", "Int64"),
+    Column("p_holm", "p (Holm)", digits=3, hide_if_empty=True),
+    Column("recovered_percent", "Gap recovered %", digits=0, hide_if_empty=True),
     Column("extraction_failures", "No answer", "Int64"),
     Column("unanswered_percent", "No answer %", digits=1),
     Column("latency_s", "Latency s", digits=2),
@@ -60,6 +65,9 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
     unscored = sum(sample.correct is None for run in runs for sample in run.samples)
     notes = [
         INTERVALS,
+        "p: exchange of pairs against NonShared, adjusted over the methods of a benchmark (Holm)",
+        "gap recovered: (method - FullShared) / (NonShared - FullShared) over the questions that"
+        " all three answered; empty where NonShared is not above FullShared",
         "latency, TTFT, peak memory: single stream, one request after another (the paper: 1 QPS)",
     ]
     missing = {run.info.bench: len(run.info.missing) for run in runs if run.info.missing}
@@ -83,19 +91,31 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
 )
 def build(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per benchmark, method, variant, pool state and n; repetitions are averaged."""
-    baselines = baseline_scores(runs)
+    ceilings, floors = baseline_scores(runs), baseline_scores(runs, FLOOR)
     rows = [
-        _row(cell, repeats, baselines.get(cell.bench, {}))
+        _row(cell, repeats, ceilings.get(cell.bench, {}), floors.get(cell.bench, {}))
         for cell, repeats in grouped(runs).items()
     ]
+    for bench in dict.fromkeys(row["bench"] for row in rows):
+        _adjust([row for row in rows if row["bench"] == bench and row["p_holm"] is not None])
     return pd.DataFrame(rows, columns=[name for column in COLUMNS for name in column.frame_names])
 
 
-def _row(cell: Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict[str, object]:
+def _adjust(family: Sequence[dict[str, Any]]) -> None:
+    """Replace the p-values of one benchmark's methods by those adjusted for their number."""
+    adjusted = stats.holm_bonferroni([row["p_holm"] for row in family])
+    for row, p in zip(family, adjusted, strict=True):
+        row["p_holm"] = p
+
+
+def _row(
+    cell: Cell, runs: Sequence[Run], ceiling: Mapping[str, float], floor: Mapping[str, float]
+) -> dict[str, Any]:
     samples = [sample for run in runs for sample in run.samples]
     turns = [turn for run in runs for turn in run.turns]
     own = scores(runs)
-    difference, n_paired = difference_cells(own, {} if cell.method == BASELINE else baseline)
+    baseline = {} if cell.method == BASELINE else ceiling
+    difference, n_paired = difference_cells(own, baseline)
     kls = [turn.first_token.kl for turn in turns if turn.first_token.kl is not None]
     agreed = [turn.first_token.agree for turn in turns if turn.first_token.agree is not None]
     peak = max((turn.peak_memory_bytes or 0 for turn in turns), default=0)
@@ -111,6 +131,8 @@ def _row(cell: Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict
         **accuracy_cells(own),
         **difference,
         "n_paired": n_paired or None,
+        "p_holm": _p_value(own, baseline) if n_paired else None,
+        "recovered_percent": _recovered(own, ceiling, floor),
         "extraction_failures": sum(sample.failure is not None for sample in samples)
         if samples
         else None,
@@ -128,6 +150,22 @@ def _row(cell: Cell, runs: Sequence[Run], baseline: Mapping[str, float]) -> dict
         "agreement_percent": 100 * stats.mean(agreed),
         "n_kl": len(kls) or None,
     }
+
+
+def _p_value(own: Mapping[str, float], baseline: Mapping[str, float]) -> float:
+    common = [key for key in own if key in baseline]
+    return stats.paired_p_value(
+        [own[key] for key in common], [baseline[key] for key in common], seed=BOOTSTRAP_SEED
+    )
+
+
+def _recovered(
+    own: Mapping[str, float], ceiling: Mapping[str, float], floor: Mapping[str, float]
+) -> float | None:
+    """Percent of the gap from FullShared to NonShared; None where there is no gap to close."""
+    common = [key for key in own if key in ceiling and key in floor]
+    method, low, high = (stats.mean([s[key] for key in common]) for s in (own, floor, ceiling))
+    return 100 * stats.recovered_gap(method, low, high) if common and high > low else None
 
 
 def _trajectory_ttfts(runs: Sequence[Run]) -> list[float]:

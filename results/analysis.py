@@ -164,8 +164,9 @@ class Analysis:
 
     @property
     def key(self) -> str:
-        """Name of this analysis among records: a hash of its name and provenance."""
-        return run_key({"analysis": self.name, **self.provenance})
+        """Name of this analysis among records: a hash of its name and provenance, command apart."""
+        told = {name: text for name, text in self.provenance.items() if name != "command"}
+        return run_key({"analysis": self.name, **told})
 
     @classmethod
     def of(

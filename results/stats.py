@@ -87,6 +87,34 @@ def paired_bootstrap(
     return Estimate(float(difference.mean()), *interval)
 
 
+def paired_p_value(a: Values, b: Values, *, seed: int, n_resamples: int = 9_999) -> float:
+    """Two-sided p-value of a difference of means of pairs, by exchanging the members of pairs.
+
+    All exchanges are tried where there are fewer than ``n_resamples``. NaN without a pair. Raises
+    ValueError if the lengths differ.
+    """
+    first, second = _numbers(a), _numbers(b)
+    if first.size != second.size:
+        raise ValueError(f"{first.size} values paired with {second.size}")
+    if not first.size or np.all(first == second):
+        return 1.0 if first.size else math.nan
+
+    def difference(
+        x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], axis: int = -1
+    ) -> npt.NDArray[np.float64]:
+        return np.asarray((x - y).mean(axis=axis))
+
+    tested = scipy_stats.permutation_test(
+        (first, second),
+        difference,
+        permutation_type="samples",
+        n_resamples=n_resamples,
+        batch=max(1, 4_000_000 // first.size),
+        rng=np.random.default_rng(seed),
+    )
+    return float(tested.pvalue)
+
+
 def cluster_bootstrap(
     values: Values,
     clusters: Sequence[str],
@@ -169,6 +197,31 @@ def percentile_ratio(
         return Estimate(point, math.nan, math.nan)
     drawn = _weighted_percentile(first, counts, q) / _weighted_percentile(second, counts, q)
     return Estimate(point, *_middle(drawn, level))
+
+
+def ratio_of_sums(
+    a: Values, b: Values, *, seed: int, n_resamples: int = 10_000, level: float = 0.95
+) -> Estimate:
+    """sum(a) / sum(b), with a[i] and b[i] of the same cluster; interval from resampling clusters.
+
+    With equal numbers of values behind both sums this is the ratio of their means. NaN without
+    values, no interval with fewer than two. Raises ValueError if the lengths differ.
+    """
+    first, second = _numbers(a), _numbers(b)
+    if first.size != second.size:
+        raise ValueError(f"{first.size} values paired with {second.size}")
+    if not first.size:
+        return Estimate(math.nan, math.nan, math.nan)
+    point = float(first.sum() / second.sum())
+    if first.size < 2:
+        return Estimate(point, math.nan, math.nan)
+
+    def quotient(
+        x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], axis: int = -1
+    ) -> npt.NDArray[np.float64]:
+        return np.asarray(x.sum(axis=axis) / y.sum(axis=axis))
+
+    return Estimate(point, *_resampled((first, second), quotient, seed, n_resamples, level))
 
 
 def holm_bonferroni(p_values: Values) -> list[float]:

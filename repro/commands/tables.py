@@ -20,6 +20,8 @@ VIEWS = {
             "n",
             "accuracy_percent",
             "difference_points",
+            "p_holm",
+            "recovered_percent",
             "extraction_failures",
             "kl_nats",
             "agreement_percent",
@@ -78,6 +80,20 @@ VIEWS |= {
     for number in ("7", "9", "10")
     for mode in ("", "-emulated", "-modelled")
 }
+STREAM = {
+    "time": ("state", "n", "ttft_s", "speedup", "work_bound", "rho_entry"),
+    "throughput": ("tokens_per_s", "generated_per_s", "e2e_s", "build_s", "decode_s"),
+    "work": ("gflop", "moved_bytes", "flop_share", "byte_share", "roofline_share"),
+}
+MEMORY = {
+    "held": ("state", "held_bytes", "held_ratio", "needed_bytes", "limit_bytes", "rho_entry"),
+    "categories": (
+        *("weights_bytes", "active_bytes", "sources_bytes", "pool_base_bytes", "pool_delta_bytes"),
+        *("references_bytes", "transient_bytes"),
+    ),
+    "system": ("resident_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes"),
+}
+VIEWS |= {"11": MEMORY, "12": STREAM}
 NAMES = ("setting", "bench", "arrival", "qps", "rho", "method", "variant")
 
 

@@ -133,3 +133,18 @@ def test_runs_that_are_not_repetitions_are_refused(make_run) -> None:
         build_table("1", [make_run(), make_run(profile="cpu")])
     with pytest.raises(TableError, match="differ in their settings; give one a label"):
         build_table("1", [make_run(), make_run(seed=1, settings={"rank": 8})])
+
+
+def test_p_values_are_adjusted_and_the_gap_stands_beside_raw_values(make_run) -> None:
+    right = {"nonshared": 8, "fullshared": 2, "droidspeak": 5, "kvcmas": 7}
+    runs = [make_run(tuple(i < n for i in range(8)), method=method) for method, n in right.items()]
+    frame = build_table("1", runs).frame.set_index("method")
+    assert frame["recovered_percent"].tolist() == pytest.approx([100, 0, 50, 100 * 5 / 6])
+    # Six, three and one discordant pairs all in one direction: p = 2 / 2**n, times 3, 2 and 1.
+    assert frame["p_holm"].tolist()[1:] == pytest.approx([3 * 2 / 64, 2 * 2 / 8, 1.0])
+    assert frame["p_holm"].isna().tolist() == [True, False, False, False]
+
+
+def test_without_a_gap_nothing_is_recovered(make_run) -> None:
+    runs = [make_run((True, False), method=m) for m in ("nonshared", "fullshared", "kvcmas")]
+    assert build_table("1", runs).frame["recovered_percent"].isna().all()

@@ -220,3 +220,19 @@ def test_rho_is_undefined_where_nothing_could_be_reused(make_turn, make_edge) ->
 def test_recomputing_everything_is_not_reuse(make_turn, make_edge) -> None:
     turns = [make_turn(edges=(make_edge(5, executed=20, action="recompute"),))]
     assert [stats.rho(turns, how) for how in ("entry", "transition", "call")] == [0, 0, 0]
+
+
+def test_exchange_of_pairs_by_hand() -> None:
+    # Of the 8 ways to exchange three pairs two give a mean difference as large as this one.
+    assert stats.paired_p_value([3, 4, 5], [1, 2, 3], seed=0) == pytest.approx(2 / 8)
+    assert stats.paired_p_value([1, 2], [1, 2], seed=0) == 1
+    assert math.isnan(stats.paired_p_value([], [], seed=0))
+    with pytest.raises(ValueError, match="1 values paired with 2"):
+        stats.paired_p_value([1], [1, 2], seed=0)
+
+
+def test_exchange_of_many_pairs_is_drawn() -> None:
+    rng = np.random.default_rng(0)
+    noise, shifted = rng.normal(size=40), rng.normal(size=40) + 2
+    assert stats.paired_p_value(shifted, np.zeros(40), seed=0) < 0.001
+    assert stats.paired_p_value(noise, np.zeros(40), seed=0) > 0.05
