@@ -12,6 +12,7 @@ from results import (
     serving_claims,
     serving_tables,
     ttft_table,
+    stream_tables,
     workload_tables,
 )
 
@@ -28,4 +29,5 @@ __all__ = [
     "serving_tables",
     "ttft_table",
     "workload_tables",
+    "stream_tables",
 ]

@@ -38,6 +38,7 @@ from results.schema import (
     ServeInfo,
     TurnRecord,
 )
+from results.stream_record import StreamRecord
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -55,6 +56,7 @@ __all__ = [
     "RunWriter",
     "SampleRecord",
     "ServeInfo",
+    "StreamRecord",
     "TurnRecord",
     "TurnRow",
     "normalised",
@@ -71,7 +73,7 @@ PACKED_FILE = "records.jsonl.xz"
 # Digits of a measured number that a packed run keeps.
 PACKED_DIGITS = 7
 
-TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest
+TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest | StreamRecord
 Row = TurnRow | SampleRecord
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])
 
@@ -83,6 +85,7 @@ _VOLATILE = frozenset(
         "times_s",
         "ttft_mean_s",
         "peak_memory_bytes",
+        "peak",
         "arrival_s",
         "released_s",
         "started_s",
@@ -105,6 +108,8 @@ class Run:
     """Requests answered under load."""
     lost: tuple[LostRequest, ...] = ()
     """Requests that were not."""
+    streamed: tuple[StreamRecord, ...] = ()
+    """Turns of a single stream."""
     directory: Path | None = None
 
     @property
@@ -225,6 +230,7 @@ def read_run(directory: Path) -> Run:
         fidelity=tuple(turn for turn in turns if isinstance(turn, FidelityRecord)),
         requests=tuple(turn for turn in turns if isinstance(turn, RequestRecord)),
         lost=tuple(turn for turn in turns if isinstance(turn, LostRequest)),
+        streamed=tuple(turn for turn in turns if isinstance(turn, StreamRecord)),
         directory=directory,
     )
 

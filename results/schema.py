@@ -25,6 +25,8 @@ from pydantic import (
     model_validator,
 )
 
+from results.stream_schema import StreamInfo
+
 SCHEMA_VERSION: Final = 1
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -147,6 +149,8 @@ class RunInfo(_Record):
     command: str
     serve: ServeInfo | None = None
     """Runs of the kinds in ``SERVED_MODES`` only."""
+    stream: StreamInfo | None = None
+    """Runs of kind "stream" only."""
 
     @model_validator(mode="after")
     def _serving_has_its_cell(self) -> Self:
@@ -154,6 +158,12 @@ class RunInfo(_Record):
         if mode != SERVED_MODES.get(self.kind):
             kinds = ", ".join(f"{kind} ({mode})" for kind, mode in SERVED_MODES.items())
             raise ValueError(f"a run of kind {kinds}, and no other, says what it served")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_have_their_cell(self) -> Self:
+        if (self.kind == "stream") != (self.stream is not None):
+            raise ValueError("a run of kind stream, and no other, says what it ran")
         return self
 
     @property

@@ -98,6 +98,39 @@ class Figures:
     origin: str
 
 
+@dataclass(frozen=True)
+class Configuration:
+    """A model's configuration and the element type that its weights are stored in."""
+
+    name: str
+    config: PretrainedConfig
+    dtype: str
+    origin: str
+
+
+def configuration(name: str) -> Configuration:
+    """Configuration of a registry entry or a Transformers directory. Nothing is downloaded.
+
+    Raises:
+        UserError: no such model, or a directory whose configuration cannot be read.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    entry = next((e for e in list_models() if name in (e.name, _repository(e))), None)
+    if entry is not None and entry.name in PUBLISHED:
+        config = AutoConfig.for_model(**PUBLISHED[entry.name])
+        return Configuration(entry.name, config, entry.dtype, "published configuration")
+    path = resolve(name).path
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} has no configuration that can be read") from error
+    stored = str(config.dtype or torch.float32).removeprefix("torch.")
+    origin = "configuration of the model directory"
+    return Configuration(name if entry is None else entry.name, config, stored, origin)
+
+
 def figures(name: str, dtype: DType = "auto") -> Figures:
     """Figures of a registry entry or a Transformers directory. Nothing is downloaded.
 
@@ -108,35 +141,23 @@ def figures(name: str, dtype: DType = "auto") -> Figures:
         UserError: no such model, or an architecture that is not supported.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from kvcmas.engine.adapter import TransformersAdapter
 
-    entry = next((e for e in list_models() if name in (e.name, _repository(e))), None)
-    config: PretrainedConfig
-    if entry is not None and entry.name in PUBLISHED:
-        config, stored = AutoConfig.for_model(**PUBLISHED[entry.name]), entry.dtype
-        origin = "published configuration"
-    else:
-        path = resolve(name).path
-        try:
-            config = AutoConfig.from_pretrained(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path} has no configuration that can be read") from error
-        origin = "configuration of the model directory"
-        stored = str(config.dtype or torch.float32).removeprefix("torch.")
-    chosen = getattr(torch, stored if dtype == "auto" else dtype)
-    vision = getattr(config, "vision_config", None) is not None
+    found = configuration(name)
+    chosen = getattr(torch, found.dtype if dtype == "auto" else dtype)
+    vision = getattr(found.config, "vision_config", None) is not None
     auto_class: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     with quiet_transformers(), torch.device("meta"):
-        empty = auto_class.from_config(config, dtype=chosen)
+        empty = auto_class.from_config(found.config, dtype=chosen)
     weights = list(empty.parameters())
     return Figures(
-        name=name if entry is None else entry.name,
+        name=found.name,
         spec=TransformersAdapter(empty).spec,
         parameters=sum(weight.numel() for weight in weights),
         weight_bytes=sum(weight.nbytes for weight in weights),
-        origin=origin,
+        origin=found.origin,
     )
 
 

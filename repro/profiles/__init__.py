@@ -15,36 +15,26 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
-    model_validator,
 )
 
 from kvcmas.errors import UserError
 from kvcmas.registry import suggestion
 from repro.models.loading import DType
+from repro.profiles.cells import CellSpec
 from repro.profiles.serve import ServeProfile
+from repro.profiles.stream import StreamProfile
 
-
-class CellSpec(BaseModel):
-    """One row of a comparison: a method, settings, and how its reuse ratio is set.
-
-    ``rho`` calibrates the method's budget, ``rule`` says how an offline profile chooses layers
-    for it (None: the method's own way); ``accept_all`` accepts every correction; without ``rho``
-    and ``accept_all`` the settings are taken as they are.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    method: str
-    settings: dict[str, Any] = Field(default_factory=dict)
-    rho: float | None = Field(default=None, ge=0, le=1)
-    rule: Literal["search", "deviation"] | None = None
-    accept_all: bool = False
-
-    @model_validator(mode="after")
-    def _rule_has_rho(self) -> CellSpec:
-        if self.rule is not None and self.rho is None:
-            raise ValueError("rule= chooses layers for a reuse ratio; give rho= as well")
-        return self
+__all__ = [
+    "AccuracyProfile",
+    "CellSpec",
+    "FidelityProfile",
+    "Profile",
+    "TimingProfile",
+    "load_profile",
+    "load_study",
+    "override",
+    "profile_names",
+]
 
 
 class TimingProfile(BaseModel):
@@ -132,6 +122,7 @@ class Profile(BaseModel):
     accuracy: AccuracyProfile
     fidelity: FidelityProfile
     serve: ServeProfile
+    stream: StreamProfile
 
 
 def profile_names() -> tuple[str, ...]:
@@ -169,7 +160,7 @@ def _names(folder: Traversable) -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
-P = TypeVar("P", AccuracyProfile, FidelityProfile, ServeProfile)
+P = TypeVar("P", bound=BaseModel)
 
 
 def override(profile: P, values: Mapping[str, Any]) -> P:

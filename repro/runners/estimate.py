@@ -81,13 +81,13 @@ def measure(dtype: torch.dtype, device: str, seconds: float = 0.3) -> Speed:
     many = torch.randn(rows, width, device=device).to(dtype)
     one = many[:1]
     # Four matrices that take turns do not fit into a cache, as a model's weights do not.
-    products = _rate(lambda i: many @ weights[i % 4], device, seconds)
-    reads = _rate(lambda i: one @ weights[i % 4], device, seconds)
+    products = calls_per_second(lambda i: many @ weights[i % 4], device, seconds)
+    reads = calls_per_second(lambda i: one @ weights[i % 4], device, seconds)
     return Speed(2 * rows * width * width * products, width * width * weights.itemsize * reads)
 
 
-def _rate(work: Callable[[int], object], device: str, seconds: float) -> float:
-    """Calls per second."""
+def calls_per_second(work: Callable[[int], object], device: str, seconds: float) -> float:
+    """Calls of ``work`` per second, measured for ``seconds``; each is given its number."""
     work(0)
     start, calls = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - start) < seconds:

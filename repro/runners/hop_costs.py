@@ -129,9 +129,9 @@ class HopCosts:
             filled = segments[request.key]
             account = self.account(method, request, filled)
             lengths = [len(request.prompt.segments[i]) for i in filled]
-            phases = [self._model(account), self._fills(method, lengths)]
+            phases = [self.model(account), self.fills(method, lengths)]
             references = self._references(method, request, filled, referenced)
-            phases += [self._prefill(tokens) for tokens in references]
+            phases += [self.reference(tokens) for tokens in references]
             found[request.key] = Service(
                 first_token_s=sum(phase.seconds(gpu, used) for phase in phases),
                 rows=account.row_layers / account.layers + sum(references),
@@ -182,14 +182,14 @@ class HopCosts:
             flops += anchors * layers * 2 * (2 * used * tokens * width)
         return Work(flops, nbytes)
 
-    def _model(self, account: Accounting) -> Work:
-        """Weights once, the context's K and V once per layer, executed K and V written."""
+    def model(self, account: Accounting) -> Work:
+        """The model's own: weights read once, the context's K and V once, executed ones written."""
         moved = account.prompt.total + account.prompt.executed
         row = self._spec.kv_bytes_per_token // self._spec.layers
         return Work(account.flops, self.weight_bytes + moved * row)
 
-    def _fills(self, method: Method, lengths: Sequence[int]) -> Work:
-        """Source rows read, target rows written, corrections."""
+    def fills(self, method: Method, lengths: Sequence[int]) -> Work:
+        """Segments of these lengths reused: source rows read, target rows written, corrections."""
         parts = [self.correction(method, tokens) for tokens in lengths]
         copied = 2 * sum(lengths) * self._spec.kv_bytes_per_token
         return Work(sum(p.flops for p in parts), copied + sum(p.nbytes for p in parts))
@@ -213,7 +213,8 @@ class HopCosts:
         known.update(new)
         return [len(request.prompt.segments[i]) for i in missing]
 
-    def _prefill(self, tokens: int) -> Work:
+    def reference(self, tokens: int) -> Work:
+        """Prefill of a context-free reference."""
         written = tokens * self._spec.kv_bytes_per_token
         return Work(prefill_flops(self._spec, tokens), self.weight_bytes + written)
 

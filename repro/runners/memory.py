@@ -7,6 +7,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from results.stream_schema import PeakBytes
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -30,6 +32,17 @@ class PeakMemory:
                 _CLEAR.write_text("5")
             except OSError:  # not permitted in some containers: the mark then covers the process
                 return
+
+    def all(self) -> PeakBytes:
+        """Every number that the system has about the stretch."""
+        if self._device.type != "cuda":
+            return PeakBytes(resident=self.bytes())
+        free, total = torch.cuda.mem_get_info(self._device)
+        return PeakBytes(
+            allocated=torch.cuda.max_memory_allocated(self._device),
+            reserved=torch.cuda.max_memory_reserved(self._device),
+            driver=total - free,
+        )
 
     def bytes(self) -> int:
         """Peak in bytes."""
