@@ -18,7 +18,7 @@ from kvcmas.engine.cache import Buffer, SegmentCache
 from kvcmas.engine.contract import Enter, Fill, Plan, State, Turn
 from kvcmas.engine.executor import Executor
 from kvcmas.engine.segments import Prompt, ids_sha256
-from kvcmas.pool.lowrank import Factors, factorise, flat
+from kvcmas.pool.lowrank import Factors, by_token, factorise
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,10 @@ class PrefixStore:
             if self._rank is not None and rows.start > 0:
                 target = buffer.extract(rows)
                 delta = PrefixDelta(
-                    factorise(flat((target.k - cache.k)[1:]), self._rank),
-                    factorise(flat((target.v - cache.v)[1:]), self._rank),
+                    *(
+                        factorise(by_token(new[1:]), self._rank, minus=by_token(old[1:]))
+                        for new, old in ((target.k, cache.k), (target.v, cache.v))
+                    )
                 )
             self._known[key] = (cache, delta)
 

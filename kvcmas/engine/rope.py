@@ -76,9 +76,16 @@ class Rope:
         return keys
 
     def align(self, keys: Tensor, offset: int) -> Tensor:
-        """Like :meth:`align_`, into a new tensor."""
+        """Like :meth:`align_`, into a new tensor, one entry of the first axis at a time.
+
+        What is held besides the result stays small, and is quicker than page faults on more.
+        """
         angle = offset * self.inv_freq
-        return _rotate(keys, angle.cos().float(), angle.sin().float())
+        cos, sin = angle.cos().float(), angle.sin().float()
+        aligned = torch.empty_like(keys, memory_format=torch.contiguous_format)
+        for source, target in zip(keys, aligned, strict=True):
+            target.copy_(_rotate(source, cos, sin))
+        return aligned
 
     def _lookup(self, positions: Tensor) -> Tensor:
         needed = int(positions.max()) + 1 if positions.numel() else 0

@@ -49,9 +49,8 @@ class LowRankCorrection:
             (k, self.weights_k, [delta.k for delta in self.deltas]),
             (v, self.weights_v, [delta.v for delta in self.deltas]),
         ):
-            for start in range(0, self.rows, BLOCK):
-                part = slice(start, min(start + BLOCK, self.rows))
-                _add(target, part, weighted_sum(weights, deltas, layer - 1, part))
+            for part, delta in weighted_sum(weights, deltas, layer - 1):
+                _add(target, part, delta)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from kvcmas.pool.lowrank import (
     Factorisation,
     FactorPair,
     Factors,
+    by_token,
     factorise,
-    flat,
     prefix_distances,
 )
 
@@ -229,8 +229,8 @@ class KVCMAS(Method):
         target = buffer.extract(rows)
         parts = {
             key: FactorPair(
-                self._factorise((target.k - cache.k)[1:], self.rank_delta),
-                self._factorise((target.v - cache.v)[1:], self.rank_delta),
+                self._factorise(target.k[1:], self.rank_delta, minus=cache.k[1:]),
+                self._factorise(target.v[1:], self.rank_delta, minus=cache.v[1:]),
             )
         }
         base = self._base_key(key)
@@ -240,8 +240,14 @@ class KVCMAS(Method):
             )
         self.pool.insert(edge.slot, turn.request, len(cache), parts, exact=buffer.exact(rows.stop))
 
-    def _factorise(self, kv: Tensor, rank: int | None) -> Factors:
-        return factorise(flat(kv), rank, self.factorisation, self._generator)
+    def _factorise(self, kv: Tensor, rank: int | None, minus: Tensor | None = None) -> Factors:
+        return factorise(
+            by_token(kv),
+            rank,
+            self.factorisation,
+            self._generator,
+            minus=None if minus is None else by_token(minus),
+        )
 
     def _base_key(self, edge: str) -> str:
         return BASE if self.base == "shared" else f"{BASE}:{edge}"

@@ -6,6 +6,7 @@ head_dim (paper section 3.3, Eq. 7).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -65,9 +66,14 @@ class FactorPair:
         return cls(Factors(tensors["k.a"], tensors["k.b"]), Factors(tensors["v.a"], tensors["v.b"]))
 
 
+def by_token(kv: Tensor) -> Tensor:
+    """``[..., kv_heads, tokens, head_dim]`` as ``[..., tokens, kv_heads, head_dim]``, a view."""
+    return kv.transpose(-3, -2)
+
+
 def flat(kv: Tensor) -> Tensor:
     """``[..., kv_heads, tokens, head_dim]`` as matrices ``[..., tokens, kv_heads * head_dim]``."""
-    return kv.transpose(-3, -2).flatten(-2)
+    return by_token(kv).flatten(-2)
 
 
 def factorise(
@@ -75,39 +81,66 @@ def factorise(
     rank: int | None,
     method: Factorisation = "exact",
     generator: torch.Generator | None = None,
+    *,
+    minus: Tensor | None = None,
 ) -> Factors:
-    """Best rank-``rank`` factors of ``z [layers, tokens, D]`` (None: full), stored in z's dtype.
+    """Best rank-``rank`` factors (None: full) of every layer of ``z``, stored in z's dtype.
+
+    ``z [layers, tokens, D]``, where D may be spread over several axes; with ``minus`` of the same
+    shape it is their difference. Layers come one after another, so that no array but the factors
+    is larger than one of them.
 
     The effective rank is min(rank, tokens, D). ``exact`` takes the leading eigenvectors of the
     smaller Gram matrix, which is the truncated SVD up to rounding and costs one pass over a tall
     matrix; ``randomised`` is a range finder with two power iterations drawing from ``generator``.
     """
-    tokens, width = z.shape[1:]
+    layers, tokens, *axes = z.shape
+    width = math.prod(axes)
     rank = min(tokens, width, rank if rank is not None else width)
-    x = z.float()
+    a, b = z.new_empty(layers, tokens, rank), z.new_empty(layers, rank, width)
+    for layer in range(layers):
+        a[layer], b[layer] = _truncated(_matrix(z, minus, layer), rank, method, generator)
+    return Factors(a, b)
+
+
+def _matrix(z: Tensor, minus: Tensor | None, layer: int) -> Tensor:
+    rows = z[layer] if minus is None else z[layer] - minus[layer]
+    return rows.flatten(1).float()
+
+
+def _truncated(
+    x: Tensor, rank: int, method: Factorisation, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Factors ``[tokens, rank]`` and ``[rank, D]`` of ``x [tokens, D]``, fp32."""
+    right = _right_factor(x, rank, method, generator)
+    return x @ right, right.T
+
+
+def _right_factor(
+    x: Tensor, rank: int, method: Factorisation, generator: torch.Generator | None
+) -> Tensor:
+    """Orthonormal columns ``[D, rank]`` that span what ``x [tokens, D]`` mostly lies in."""
     if method == "randomised":
-        b = _range_finder(x, rank, generator)
-    elif tokens < width:
-        # Rows of z span at most `tokens` directions: factor inside that span to keep b orthonormal.
-        basis = torch.linalg.qr(x.mT).Q
-        b = (basis @ _leading(x @ basis, rank)).mT
-    else:
-        b = _leading(x, rank).mT
-    return Factors((x @ b.mT).to(z.dtype), b.contiguous().to(z.dtype))
+        return _range_finder(x, rank, generator)
+    if x.shape[0] < x.shape[1]:
+        # Rows of x span at most `tokens` directions: factor inside that span to stay orthonormal.
+        basis = torch.linalg.qr(x.T).Q
+        return basis @ _leading(x @ basis, rank)
+    return _leading(x, rank)
 
 
 def _leading(x: Tensor, rank: int) -> Tensor:
-    """Leading right singular vectors ``[layers, D, rank]`` by the Gram matrix."""
-    vectors = torch.linalg.eigh((x.mT @ x).double()).eigenvectors
-    return vectors[..., -rank:].flip(-1).float()
+    """Leading right singular vectors ``[D, rank]`` by the Gram matrix."""
+    vectors = torch.linalg.eigh((x.T @ x).double()).eigenvectors
+    return vectors[:, -rank:].flip(-1).float()
 
 
 def _range_finder(x: Tensor, rank: int, generator: torch.Generator | None) -> Tensor:
-    probe = torch.randn(x.shape[0], x.shape[1], rank, generator=generator, dtype=torch.float32)
-    basis = torch.linalg.qr(x.mT @ probe.to(x.device)).Q
+    probe = torch.randn(x.shape[0], rank, generator=generator, dtype=torch.float32)
+    basis = torch.linalg.qr(x.T @ probe.to(x.device)).Q
     for _ in range(2):
-        basis = torch.linalg.qr(x.mT @ torch.linalg.qr(x @ basis).Q).Q
-    return basis.mT
+        basis = torch.linalg.qr(x.T @ torch.linalg.qr(x @ basis).Q).Q
+    return basis
 
 
 def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
@@ -151,14 +184,17 @@ def token_distances(kv: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     return total
 
 
-def weighted_sum(weights: Tensor, deltas: Sequence[Factors], layer: int, part: slice) -> Tensor:
-    """``sum_v w_v A_v B_v`` of one layer over the tokens ``part`` (Eq. 8): ``[tokens, D]``, fp32.
+def weighted_sum(
+    weights: Tensor, deltas: Sequence[Factors], layer: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """``sum_v w_v A_v B_v`` of one layer (Eq. 8), by blocks of tokens: ``[tokens, D]``, fp32.
 
-    ``weights [deltas, tokens of the whole segment]``; a delta that does not reach a token counts
-    as zero there.
+    ``weights [deltas, tokens]``; a delta that does not reach a token counts as zero there.
     """
-    a = _stack_a(deltas, layer, part) * weights[:, part, None]
-    return a.transpose(0, 1).flatten(1) @ _stack_b(deltas, layer).flatten(0, 1)
+    b = _stack_b(deltas, layer).flatten(0, 1)
+    for part in _blocks(weights.shape[1]):
+        a = _stack_a(deltas, layer, part) * weights[:, part, None]
+        yield part, a.transpose(0, 1).flatten(1) @ b
 
 
 def _blocks(rows: int) -> Iterator[slice]:

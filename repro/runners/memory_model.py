@@ -203,25 +203,23 @@ def reference_bytes(method: Method, turns: Sequence[TurnShape], spec: ModelSpec)
 def transient_bytes(method: Method, turns: Sequence[TurnShape], spec: ModelSpec) -> int:
     """Arrays held while one anchor is made, for the PH that takes most, beyond what it leaves.
 
-    First the target's keys are rotated to start 0, then its copy stays while the method learns from
-    it. Workspace inside LAPACK is not known and not counted.
+    The target's copy, its keys rotated to start 0, stays while the method learns from it. Workspace
+    inside LAPACK is not known and not counted.
     """
     most = 0
     for slot, _ in _learned(method, turns):
         cache = slot.tokens * spec.kv_bytes_per_token
-        in_fp32 = cache // 2 // spec.dtype.itemsize * 4  # keys alone
-        rotating = in_fp32 * (2 if spec.dtype.itemsize == 4 else 3)
         learning = cache
         if method.name == "kvcmas":
-            settings = method.settings()
+            kinds = ("rank_delta", "rank_base")
             learning += max(
-                cache // 2 + _factorising(settings, "rank_delta", slot.tokens, spec),
-                _factorising(settings, "rank_base", slot.tokens, spec),
+                _factorising(method.settings(), kind, slot.tokens, spec) for kind in kinds
             )
         elif method.name == "graphflow":
             # The difference to the source; then three arrays the size of the mean of K or V.
+            in_fp32 = cache // 2 // spec.dtype.itemsize * 4
             learning += cache + 3 * (in_fp32 // spec.layers * (spec.layers - 1))
-        most = max(most, rotating, learning)
+        most = max(most, learning)
     return most
 
 
@@ -294,24 +292,23 @@ def _factors(tokens: int, rank: int | None, layers: int, spec: ModelSpec) -> int
 
 
 def _factorising(settings: Mapping[str, Any], kind: str, tokens: int, spec: ModelSpec) -> int:
-    """Most bytes that ``factorise`` and its argument hold at once, for K or V of one PH.
+    """Most bytes that ``factorise`` holds at once beside the factors: those of one layer.
 
     ``kind`` is the setting with the rank.
     """
-    rank, layers = settings[kind], spec.layers - (kind == "rank_delta")
     width, item = spec.kv_heads * spec.head_dim, spec.dtype.itemsize
-    rank = min(rank or width, tokens, width)
-    # Rows made contiguous, and in fp32 where they are not.
-    rows = tokens * width * (item if item == 4 else item + 4)
-    left, right = tokens * rank, rank * width
-    stored = 4 * (left + right) + (0 if item == 4 else item * (left + right))
+    rank = min(settings[kind] or width, tokens, width)
+    rows = 4 * tokens * width
+    # A difference, and rows made contiguous, where those in fp32 are not the same.
+    converting = tokens * width * item * ((kind == "rank_delta") + (item != 4))
+    left, right = 4 * tokens * rank, 4 * rank * width
     if settings["factorisation"] == "randomised":
-        return layers * (rows + max(stored, 4 * (3 * left + right + rank * rank)))
+        return rows + max(converting, 3 * left + right + 4 * rank * rank)
     side = min(tokens, width)
     # A Gram matrix and its eigenvectors in fp64; for short PH also a basis and the rows inside it.
     gram = 16 * side * side + 8 * side
     span = 4 * (width * side + tokens * side) if tokens < width else 0
-    return layers * (rows + max(span + gram, stored))
+    return rows + max(converting, span + gram, left + right)
 
 
 def _residual(method: Method, spec: ModelSpec) -> int:
