@@ -18,6 +18,7 @@ from repro.commands.lm_eval import lm_eval
 from repro.commands.memory import memory
 from repro.commands.model import model
 from repro.commands.options import Cells, Request, Study, takes_request
+from repro.commands.reference import reference
 from repro.commands.serve import serve
 from repro.commands.stream import stream
 from repro.commands.table import figure, table
@@ -130,6 +131,7 @@ app.command()(model)
 app.command("lm-eval")(lm_eval)
 app.command()(memory)
 app.command()(claims)
+app.command()(reference)
 
 
 @app.command()

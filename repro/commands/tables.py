@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table as RichTable
 from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, method_names
 from repro.commands.console import output_console
-from results.evidence import read_evidence
+from results.evidence import Evidence, read_evidence
 from results.tables import Table, build_table, known_tables
 
 # Terminal views of a wide table: the columns each shows after the row's name.
@@ -93,7 +94,16 @@ MEMORY = {
     ),
     "system": ("resident_bytes", "allocated_bytes", "reserved_bytes", "driver_bytes"),
 }
-VIEWS |= {"11": MEMORY, "12": STREAM}
+VARIED = {
+    "time": ("state", "capacity", "agents", "rounds", "n", "ttft_s", "speedup", "work_bound"),
+    "throughput": STREAM["throughput"],
+    "memory": ("held_bytes", "pool_bytes", "needed_bytes", "resident_bytes", "allocated_bytes"),
+    "quality": ("accuracy_percent", "difference_points", "kl_first_nats", "k_error", "v_error"),
+    "reuse": ("rho_set", "rho_entry", "rho_transition"),
+}
+VIEWS |= {"11": MEMORY, "12": STREAM, **dict.fromkeys(("13", "14", "15"), VARIED)}
+# What a table is written as.
+FORMATS = ("csv", "parquet", "md", "tex")
 NAMES = ("setting", "bench", "arrival", "qps", "rho", "method", "variant")
 
 
@@ -114,16 +124,28 @@ def write_tables(runs: Path, out: Path) -> dict[str, Table]:
         UserError: ``out`` cannot be written.
         ResultsError: records that cannot be read, or cannot share a table.
     """
-    evidence, notes = read_evidence(runs), Console(stderr=True)
-    made = {}
-    for number in known_tables():
-        table = build_table(number, evidence.runs, evidence.analyses)
+    notes = Console(stderr=True)
+    made = make_tables(read_evidence(runs))
+    for number, table in made.items():
         write_table(table, out)
         state = f"{len(table.frame)} rows" if len(table.frame) else table.footer[0]
         notes.print(f"table {number}: {state}", style="dim", highlight=False)
-        made[number] = table
     notes.print(f"tables are in {out}")
     return made
+
+
+def make_tables(evidence: Evidence) -> dict[str, Table]:
+    """Every table of the registry but empty variants of a paper's table (``7-modelled``).
+
+    Raises:
+        ResultsError: records that cannot share a table.
+    """
+    tables = {n: build_table(n, evidence.runs, evidence.analyses) for n in known_tables()}
+    return {
+        number: table
+        for number, table in tables.items()
+        if len(table.frame) or number.partition("-")[0] not in tables or "-" not in number
+    }
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -157,20 +179,24 @@ def print_table(console: Console, table: Table) -> None:
         console.print(line, style=loud, highlight=False, markup=False)
 
 
-def write_table(table: Table, directory: Path) -> list[Path]:
-    """Write a table as CSV, Parquet, Markdown and LaTeX; returns the paths.
+def write_table(table: Table, directory: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a table in each of the formats; returns the paths.
 
     Raises:
         UserError: the directory cannot be written.
     """
     base = directory / f"table{table.spec.number}"
-    paths = [base.with_suffix(f".{suffix}") for suffix in ("csv", "parquet", "md", "tex")]
+    writers: dict[str, Callable[[Path], object]] = {
+        "csv": table.to_csv,
+        "parquet": table.to_parquet,
+        "md": lambda path: path.write_text(table.to_markdown(), encoding="utf-8"),
+        "tex": lambda path: path.write_text(table.to_latex(), encoding="utf-8"),
+    }
+    paths = [base.with_suffix(f".{suffix}") for suffix in formats]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        table.to_csv(paths[0])
-        table.to_parquet(paths[1])
-        paths[2].write_text(table.to_markdown(), encoding="utf-8")
-        paths[3].write_text(table.to_latex(), encoding="utf-8")
+        for path, suffix in zip(paths, formats, strict=True):
+            writers[suffix](path)
     except OSError as error:
         raise UserError(f"cannot write tables to {directory}: {error.strerror}") from error
     return paths
