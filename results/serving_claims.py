@@ -10,44 +10,46 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from results import verdicts
-from results.claims import Claim, Verdict
+from results.claims import Claim, PaperValue, Verdict
 from results.names import display_name
 from results.records import Run
 from results.serving import EXACT, ServedCell, in_comparison, of_mode, ratio, served_cells
 from results.tables import split_settings
 from results.verdicts import Evaluation, Measured, evaluates
 
-_LAW = "even"
+LAW = "even"
 _RHO = 0.8
 _PAPER_MODEL = "llama-3.1-8b"
 # FullShared is a reference, not one of the sharing methods that the paper ranks (C06).
 _NOT_RANKED = (EXACT, "fullshared", "kvcmas")
 
 
-@evaluates("C01", "C02", "C05")
-def _against_dense(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
-    """KVCMAS over NonShared at the serving point; the bound is KVCMAS's own."""
-    shared, output = (2048, 2048) if claim.id == "C05" else (32_768, 128)
-    cells = _point(runs, shared, output)
-    return _ratios(claim, cells, _cell(cells, EXACT), _cell(cells, "kvcmas"), ())
+@evaluates("C01", "C02", "C03", "C04", "C05")
+def _headline(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
+    """KVCMAS and its rival at the serving point; of two first turns the corrected one is judged."""
+    pairs = headline_pairs(claim.id, _setting(runs))
+    return _ratios(claim, pairs[0], pairs[1:]) if pairs else None
 
 
-@evaluates("C03")
-def _against_graphflow(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
-    """KVCMAS over GraphFlow, whose first turn is corrected; also with a dense one."""
-    cells = _point(runs, 32_768, 128)
-    dense = _cell(cells, "graphflow", first_turn="dense")
-    other = _cell(cells, "graphflow", first_turn="corrected")
-    return _ratios(claim, cells, _cell(cells, "kvcmas"), other, (dense,))
+def headline_pairs(claim: str, cells: Sequence[ServedCell]) -> list[tuple[ServedCell, ServedCell]]:
+    """What C01 to C05 compare: numerator and denominator, the pair that is judged first.
 
-
-@evaluates("C04")
-def _against_non_chained(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
-    """Chained over non-chained correction, with both kinds of first turn."""
-    cells = _point(runs, 32_768, 128)
-    dense = _cell(cells, "kvcmas", chained=False, first_turn="dense")
-    other = _cell(cells, "kvcmas", chained=False, first_turn="corrected")
-    return _ratios(claim, cells, _cell(cells, "kvcmas"), other, (dense,))
+    Empty without the cells for it; rivals that correct a context-free reference come with a
+    corrected first turn, then with a dense one.
+    """
+    at = _point(cells, *((2048, 2048) if claim == "C05" else (32_768, 128)))
+    own = _cell(at, "kvcmas")
+    if own is None:
+        return []
+    if claim in ("C01", "C02", "C05"):
+        dense = _cell(at, EXACT)
+        return [] if dense is None else [(dense, own)]
+    wanted: dict[str, object] = {"chained": False} if claim == "C04" else {}
+    name = "kvcmas" if claim == "C04" else "graphflow"
+    rivals = [_cell(at, name, **wanted, first_turn=turn) for turn in ("corrected", "dense")]
+    if rivals[0] is None:
+        return []
+    return [(own, rival) for rival in {id(r): r for r in rivals if r is not None}.values()]
 
 
 @evaluates("C06")
@@ -153,34 +155,32 @@ def _out_of_memory(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
 
 def _ratios(
     claim: Claim,
-    cells: Sequence[ServedCell],
-    upper: ServedCell | None,
-    lower: ServedCell | None,
-    others: Iterable[ServedCell | None],
+    pair: tuple[ServedCell, ServedCell],
+    others: Sequence[tuple[ServedCell, ServedCell]],
 ) -> Evaluation | None:
-    """The claim's percentiles of ``upper`` over ``lower``, and over ``others`` beside that."""
-    if upper is None or lower is None:
-        return None
+    """The claim's percentiles of ``pair``, which is judged, and of ``others`` beside it."""
     judged: list[Verdict] = []
     measured = []
-    used = [upper, lower]
     for value in claim.paper_values:
         if value.value is None:
             return None
-        q = 90 if value.quantity.startswith("p90") else 50
-        own = _measured(upper, lower, q)
+        q = percentile_of(value)
+        own = compared(*pair, q)
         if math.isnan(own.value):
             return None
         judged.append(verdicts.judge_ratio(own.value, value.value))
-        measured.append(own)
-        for other in others:
-            if other is not None and other.requests:
-                measured.append(_measured(upper, other, q))
-                used.append(other)
+        measured += [own, *(compared(*other, q) for other in others)]
+    used = [*pair, *(cell for other in others for cell in other)]
     return Evaluation(verdicts.worst(judged), tuple(measured), _keys(used), _where(used))
 
 
-def _measured(upper: ServedCell, lower: ServedCell, q: float) -> Measured:
+def percentile_of(value: PaperValue) -> float:
+    """Which percentile a number of the paper is about."""
+    return 90 if value.quantity.startswith("p90") else 50
+
+
+def compared(upper: ServedCell, lower: ServedCell, q: float) -> Measured:
+    """Ratio of two cells' percentiles, with the ratio of their work bounds."""
     own, other = upper.serve.work_bound, lower.serve.work_bound
     return Measured(
         f"p{q:g} {_name(upper)}/{_name(lower)}",
@@ -228,7 +228,7 @@ def _gain(cells: Sequence[ServedCell], shared: int, qps: float) -> Measured | No
     dense, own = _cell(at, EXACT), _cell(at, "kvcmas")
     if dense is None or own is None:
         return None
-    gain = _measured(dense, own, 50)
+    gain = compared(dense, own, 50)
     return Measured(
         f"{gain.quantity} at {shared // 1024}K, {qps:g} QPS",
         gain.value,
@@ -244,14 +244,14 @@ def _setting(runs: Sequence[Run]) -> list[ServedCell]:
     if not groups:
         return []
     best = max(groups, key=lambda group: (group[0].info.engine == "vllm", len(group)))
-    return [cell for cell in served_cells(best) if cell.serve.arrival == _LAW]
+    return [cell for cell in served_cells(best) if cell.serve.arrival == LAW]
 
 
-def _point(runs: Sequence[Run], shared: int, output: int) -> list[ServedCell]:
-    """Cells of one context at 8 QPS and rho 0.8, at the smallest scale there is."""
+def _point(cells: Sequence[ServedCell], shared: int, output: int) -> list[ServedCell]:
+    """Those of one context at 8 QPS and rho 0.8, at the smallest scale there is."""
     cells = [
         cell
-        for cell in in_comparison(_setting(runs), _RHO)
+        for cell in in_comparison(cells, _RHO)
         if (cell.serve.shared_tokens, cell.serve.output_tokens) == (shared, output)
         and cell.serve.qps == 8
     ]
@@ -260,12 +260,15 @@ def _point(runs: Sequence[Run], shared: int, output: int) -> list[ServedCell]:
 
 
 def _cell(cells: Iterable[ServedCell], method: str, **settings: object) -> ServedCell | None:
-    """The first answered cell of a method with these settings; KVCMAS is chained by default."""
+    """The first answered cell of a method with these settings; KVCMAS is chained by default.
+
+    What a cell says nothing about fits: emulated methods have next to no settings.
+    """
     wanted = {"chained": True, **settings} if method == "kvcmas" else settings
 
     def fits(cell: ServedCell) -> bool:
         own = cell.runs[0].info.settings
-        return all(own.get(key) == value for key, value in wanted.items())
+        return all(own.get(key, value) == value for key, value in wanted.items())
 
     return next((c for c in cells if c.key.method == method and c.requests and fits(c)), None)
 

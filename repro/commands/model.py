@@ -45,13 +45,16 @@ def model(
         Path | None,
         typer.Option("--validate", help="Instead compare with the served cells in this folder."),
     ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Also write a run of each cell, for tables.")
+    ] = False,
     out: Out = Path("runs/model"),
 ) -> None:
     """Model TTFT under load of Llama-3.1-8B on a GPU with every method; nothing is run."""
     from repro.commands.model_run import Request, check, run
 
     if validate is not None:
-        check(validate, out)
+        check(validate, out, records=records)
         return
     run(
         Request(
@@ -66,6 +69,7 @@ def model(
             repeats=repeats,
             schedule=schedule,
             step_rows=step_rows,
+            records=records,
             out=out,
         )
     )

@@ -13,13 +13,16 @@ from rich.table import Table as RichTable
 
 from kvcmas.errors import UserError
 from repro.commands.console import output_console
+from repro.commands.tables import print_table, write_table
 from repro.commands.traces import tokens_of
 from repro.profiles import load_profile, override
 from repro.runners.hop_costs import Hardware, HopCosts, load_hardware
-from repro.runners.queue_study import VOCAB, Checked, Modelled, Skipped, predict, validate
+from repro.runners.modelled import store
+from repro.runners.queue_study import VOCAB, Modelled, Skipped, predict, validate
 from repro.runners.serving.capacity import LLAMA_8B
-from results.records import read_runs
-from results.stats import percentile
+from results.records import Run, read_runs
+from results.serving import of_mode
+from results.tables import build_table
 from traces import GeneratorSettings
 
 
@@ -38,6 +41,7 @@ class Request:
     repeats: int | None
     schedule: Literal["controlled", "even"]
     step_rows: int | None
+    records: bool
     out: Path
 
 
@@ -86,6 +90,7 @@ def run(request: Request) -> None:
                 hardware.utilisation,
                 schedule=request.schedule,
                 step_rows=request.step_rows,
+                records=request.out / "model" if request.records else None,
             )
     notes = _notes(hardware, request)
     console = output_console()
@@ -95,42 +100,32 @@ def run(request: Request) -> None:
     _write(request.out / "model.csv", notes, [asdict(row) for row in rows])
 
 
-def check(runs: Path, out: Path) -> None:
+def check(runs: Path, out: Path, *, records: bool = False) -> None:
     """Compare the model with served cells; print and write the error of each.
+
+    Args:
+        records: also write the predicted runs, below ``out``.
 
     Raises:
         UserError: no served cell under load that could be compared.
     """
-    found = list(validate(run for run in read_runs(runs) if run.info.kind == "serve"))
-    rows = [one for one in found if isinstance(one, Checked)]
+    real = of_mode(read_runs(runs))
+    found = list(validate(real))
+    modelled = [one for one in found if isinstance(one, Run)]
     skipped = [one for one in found if isinstance(one, Skipped)]
-    console, notes = output_console(), Console(stderr=True)
+    notes = Console(stderr=True)
     for one in skipped:
         notes.print(f"not compared: {one.name}: {one.reason}", style="yellow", highlight=False)
-    if not rows:
+    if not modelled:
         raise UserError(f"no cell in {runs} has both a load and a single stream (qps 0)")
-    table = _headed("method", "variant", "trace", "rho", "arrival", "QPS", "n")
-    for heading in ("p50 s", "modelled", "error", "p90 s", "modelled", "error"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            *(row.method, row.variant, row.trace, f"{row.rho:g}", row.arrival, f"{row.qps:g}"),
-            *(str(row.requests), _seconds(row.p50_s), _seconds(row.modelled_p50_s)),
-            *(_percent(row.error_p50), _seconds(row.p90_s), _seconds(row.modelled_p90_s)),
-            _percent(row.error_p90),
-        )
-    console.print(table)
-    summary = ", ".join(
-        f"{name} {percentile([abs(e) for e in errors], 50):.1%}"
-        for name, errors in (
-            ("p50", [row.error_p50 for row in rows]),
-            ("p90", [row.error_p90 for row in rows if row.error_p90 == row.error_p90]),
-        )
-        if errors
-    )
-    line = f"median error of TTFT over {len(rows)} cells: {summary}; {len(skipped)} not compared"
-    console.print(line, highlight=False)
-    _write(out / "model-check.csv", [line], [asdict(row) for row in rows])
+    table = build_table("model-check", [*real, *modelled])
+    print_table(output_console(), table)
+    for path in write_table(table, out):
+        notes.print(f"written to {path}")
+    if records:
+        for run in modelled:
+            store(out / "model", run)
+        notes.print(f"predicted runs are in {out / 'model'}")
 
 
 def _table(rows: Sequence[Modelled]) -> RichTable:
@@ -203,7 +198,3 @@ def _seconds(value: float) -> str:
 
 def _ratio(value: float) -> str:
     return "" if value != value else f"{value:.2f}"
-
-
-def _percent(value: float) -> str:
-    return "" if value != value else f"{100 * value:+.1f}%"

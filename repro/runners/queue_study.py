@@ -12,6 +12,7 @@ from kvcmas.engine.contract import Method
 from kvcmas.errors import UserError
 from repro.profiles.serve import Law, ServeMethod, ServeProfile
 from repro.runners.hop_costs import Gpu, HopCosts, Utilisation
+from repro.runners.modelled import predicted, store_simulated
 from repro.runners.queue_model import kinds, measured_services, simulate, ttfts
 from repro.runners.serving import budgets
 from repro.runners.serving.capacity import LLAMA_8B
@@ -61,25 +62,6 @@ class Modelled:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """Measured and modelled TTFT (s) of one served cell; errors are modelled / measured - 1."""
-
-    method: str
-    variant: str
-    trace: str
-    rho: float
-    arrival: str
-    qps: float
-    requests: int
-    p50_s: float
-    modelled_p50_s: float
-    error_p50: float
-    p90_s: float
-    modelled_p90_s: float
-    error_p90: float
-
-
-@dataclass(frozen=True)
 class Skipped:
     """A served cell that the model says nothing about."""
 
@@ -113,12 +95,14 @@ def predict(
     *,
     schedule: ScheduleName = "controlled",
     step_rows: int | None = None,
+    records: Path | None = None,
 ) -> list[Modelled]:
     """Every method of ``profile`` under its loads with Llama-3.1-8B on ``gpu``.
 
     Args:
         schedule: ``even`` gives delta methods the public harness's schedule.
         step_rows: see :class:`~repro.runners.queue_model.ModelEngine`.
+        records: folder for a run of each cell and repeat.
 
     Raises:
         UserError: no NonShared to compare with, or a ratio that a method cannot realise.
@@ -144,9 +128,13 @@ def predict(
             served.append((repeat, requests, services))
         for law, qps in loads:
             times: list[float] = []
-            for repeat, requests, services in served:
-                due = replace(repeat, law=law, qps=qps).arrivals()
-                times += ttfts(simulate(requests, due, services, step_rows=step_rows))
+            for repeat, requests, services in served or [(one, (), {}) for one in cells]:
+                loaded = replace(repeat, law=law, qps=qps)
+                due = loaded.arrivals() if requests else ()
+                answered = simulate(requests, due, services, step_rows=step_rows)
+                times += ttfts(answered)
+                if records is not None:
+                    store_simulated(records, loaded, answered, services, costs, gpu, used, needed)
             rows.append(_modelled(cells, gpu, law, qps, times, needed))
     dense = {(row.arrival, row.qps): row for row in rows if row.method == EXACT}
     return [
@@ -193,11 +181,11 @@ def _needed_gb(workflow: TraceWorkflow, method: Method, costs: HopCosts) -> floa
     return needed_bytes(method, workflow, LLAMA_8B, held) / 1e9
 
 
-def validate(runs: Iterable[Run]) -> Iterator[Checked | Skipped]:
-    """Predict every served cell under load from the single stream of the same method.
+def validate(runs: Iterable[Run]) -> Iterator[Run | Skipped]:
+    """Predict every served cell under load from the single stream of the same method, run by run.
 
     Raises:
-        TableError: a run that is no serving run.
+        TableError: runs that are no served ones, or claim the same cell.
     """
     cells = served_cells(runs)
     for cell in cells:
@@ -207,12 +195,12 @@ def validate(runs: Iterable[Run]) -> Iterator[Checked | Skipped]:
         name = f"{key.method} {key.label}".strip()
         where = f"{name}, {key.load.bench}, {key.load.arrival} {key.load.qps:g} QPS"
         try:
-            yield _check(cell, cells)
+            yield from _predicted(cell, cells)
         except UserError as error:
             yield Skipped(where, str(error))
 
 
-def _check(cell: ServedCell, cells: Sequence[ServedCell]) -> Checked:
+def _predicted(cell: ServedCell, cells: Sequence[ServedCell]) -> list[Run]:
     key, load = cell.key, cell.key.load
     if cell.out_of_memory or not cell.requests:
         raise UserError("it has no answered request")
@@ -229,7 +217,7 @@ def _check(cell: ServedCell, cells: Sequence[ServedCell]) -> Checked:
     if not alone:
         raise UserError("no single-stream cell (qps 0) of the same method")
     means = measured_services(alone)
-    times: list[float] = []
+    found = []
     for run in cell.runs:
         planned = _cell_of(run)
         requests = planned.requests()
@@ -237,25 +225,8 @@ def _check(cell: ServedCell, cells: Sequence[ServedCell]) -> Checked:
         if missing := set(kind.values()) - set(means):
             raise UserError(f"no single-stream hop of kind {', '.join(sorted(missing))}")
         services = {request.key: means[kind[request.key]] for request in requests}
-        times += ttfts(simulate(requests, planned.arrivals(), services))
-    measured = [row.ttft_s for row in cell.requests.values()]
-    p50, p90 = stats.percentile(measured, 50), _percentile(measured, 90)
-    model_p50, model_p90 = stats.percentile(times, 50), _percentile(times, 90)
-    return Checked(
-        method=key.method,
-        variant=key.label,
-        trace=load.bench,
-        rho=key.rho,
-        arrival=load.arrival,
-        qps=load.qps,
-        requests=len(measured),
-        p50_s=p50,
-        modelled_p50_s=model_p50,
-        error_p50=model_p50 / p50 - 1,
-        p90_s=p90,
-        modelled_p90_s=model_p90,
-        error_p90=model_p90 / p90 - 1,
-    )
+        found.append(predicted(run, simulate(requests, planned.arrivals(), services)))
+    return found
 
 
 def _cell_of(run: Run) -> Cell:

@@ -13,13 +13,16 @@ from kvcmas.errors import UserError
 from repro.profiles import load_profile, override
 from repro.profiles.serve import ServeProfile
 from repro.runners.hop_costs import HopCosts, load_hardware
+from repro.runners.modelled import store
 from repro.runners.queue_model import Service, kinds, measured_services, simulate, ttfts
-from repro.runners.queue_study import Checked, Skipped, predict, validate, workload
+from repro.runners.queue_study import Skipped, predict, validate, workload
 from repro.runners.serving.capacity import LLAMA_8B
 from repro.runners.serving.cells import Cell, Study, make_cells
 from repro.runners.serving.engine import Request
 from repro.runners.serving.workload import sources_of
-from results.records import Run
+from results.headline import errors, summary
+from results.records import Run, read_runs
+from results.tables import build_table
 from tests.served import served_run
 from traces import Arrival, GeneratorSettings, arrivals, even_schedule, generate, readings
 
@@ -138,6 +141,32 @@ def test_a_pool_that_does_not_fit_is_out_of_memory() -> None:
     assert not found["h200"].out_of_memory and found["h200"].speedup_p50 > 1
 
 
+def test_cells_on_a_gpu_are_records_and_tables_of_their_own(tmp_path: Path) -> None:
+    hardware = load_hardware()
+    methods = [{"method": name} for name in ("nonshared", "graphflow", "kvcomm", "kvcmas")]
+    rows = predict(
+        profile(methods=methods, arrival={"even": [8]}),
+        GeneratorSettings(vocab=50, shared=8192, workflows=10),
+        HopCosts(LLAMA_8B),
+        hardware.gpu("a100"),
+        hardware.utilisation,
+        records=tmp_path,
+    )
+    runs = read_runs(tmp_path)
+    assert {run.info.kind for run in runs} == {"model"} and len(runs) == 4
+    frame = build_table("7-modelled", runs).frame.set_index("method")
+    for row, name in zip(rows, ("NonShared", "GraphFlow", "KVComm", "KVCMAS"), strict=True):
+        assert frame.loc[name, "work_bound"] == pytest.approx(row.work_bound)
+        if name == "KVComm":
+            assert frame.loc[name, "state"] == "OOM"
+            continue
+        assert frame.loc[name, "ttft_p50_s"] == pytest.approx(row.p50_s)
+        assert frame.loc[name, "speedup_p90"] == pytest.approx(row.speedup_p90)
+    assert "A100" in " ".join(build_table("7-modelled", runs).footer)
+    references = {run.info.method: sum(r.reference_tokens for r in run.requests) for run in runs}
+    assert references["graphflow"] > 0 == references["nonshared"] == references["kvcmas"]
+
+
 def test_gates_cannot_be_modelled() -> None:
     live = cell("kvcmas", gate="live")
     with pytest.raises(UserError, match="leaves its reuse to a gate"):
@@ -211,11 +240,38 @@ def test_a_single_stream_gives_back_its_costs() -> None:
 
 @pytest.mark.parametrize("law", ["even", "workflow"])
 def test_a_loaded_cell_is_predicted_from_a_single_stream(law: str) -> None:
-    (exact,) = validate([recorded_run(0.0), recorded_run(2.0, law)])
-    assert isinstance(exact, Checked) and exact.requests == 68
-    assert (exact.error_p50, exact.error_p90) == pytest.approx((0.0, 0.0), abs=1e-9)
-    (slower,) = validate([recorded_run(0.0), recorded_run(2.0, law, factor=2.0)])
-    assert isinstance(slower, Checked) and slower.error_p50 < -0.3
+    for factor, check in (
+        (1.0, lambda error: abs(error) < 1e-9),
+        (2.0, lambda error: error < -0.3),
+    ):
+        real = [recorded_run(0.0), recorded_run(2.0, law, factor=factor)]
+        (made,) = validate(real)
+        assert isinstance(made, Run) and made.info.kind == "model"
+        assert made.info.serve is not None and made.info.serve.mode == "modelled"
+        (row,) = errors([*real, made])
+        assert row["n"] == 68 and row["qps"] == 2.0
+        assert check(row["error_p50"]) and check(row["error_p90"])
+
+
+def test_errors_are_a_table_with_their_median() -> None:
+    real = [recorded_run(0.0), recorded_run(2.0), recorded_run(4.0, factor=2.0)]
+    made = [one for one in validate(real) if isinstance(one, Run)]
+    table = build_table("model-check", [*real, *made])
+    assert table.frame["qps"].tolist() == [2.0, 4.0]
+    assert table.footer[0].startswith("median error of TTFT: p50 ")
+    assert "over 2 cells" in table.footer[0]
+    assert summary([]) == "median error of TTFT: no cell was predicted"
+
+
+def test_predictions_are_records(tmp_path: Path) -> None:
+    (made,) = validate([recorded_run(0.0), recorded_run(2.0)])
+    assert isinstance(made, Run)
+    # The edges above have lengths of another trace.
+    made = replace(made, requests=tuple(r.model_copy(update={"edges": ()}) for r in made.requests))
+    for _ in range(2):  # the second time replaces the first
+        store(tmp_path, made)
+    (read,) = read_runs(tmp_path)
+    assert read.requests == made.requests and read.info == made.info
 
 
 def test_what_cannot_be_predicted_is_named() -> None:
