@@ -12,8 +12,9 @@ from results import (
     kvcmas_tables,
     serving_claims,
     serving_tables,
-    ttft_table,
+    stream_studies,
     stream_tables,
+    ttft_table,
     workload_tables,
 )
 
@@ -29,7 +30,8 @@ __all__ = [
     "kvcmas_tables",
     "serving_claims",
     "serving_tables",
+    "stream_studies",
+    "stream_tables",
     "ttft_table",
     "workload_tables",
-    "stream_tables",
 ]

@@ -210,6 +210,20 @@ def _held_ratio(cell: StreamCell, cells: Sequence[StreamCell]) -> float | None:
     return cell.held_bytes / own[0].held_bytes
 
 
+def selected(
+    describe: Callable[[Sequence[Run]], tuple[str, ...]],
+    choose: Callable[[Sequence[Run]], list[StreamCell]],
+    command: str,
+) -> Callable[[Sequence[Run]], tuple[str, ...]]:
+    """Header or footer over a table's own runs; which command makes them where there are none."""
+
+    def over(runs: Sequence[Run]) -> tuple[str, ...]:
+        chosen = [cell.run for cell in choose(runs)]
+        return describe(chosen) if chosen else (f"no records yet; made by: {command}",)
+
+    return over
+
+
 def _nothing() -> Estimate:
     return Estimate(*[float("nan")] * 3)
 
@@ -228,26 +242,14 @@ MEMORY_COLUMNS = (*NAMES, *MEMORY, *REUSE)
 TIME_COLUMNS = (*NAMES, *TIME, *REUSE, *WORK)
 
 
-def _selected(
-    describe: Callable[[Sequence[Run]], tuple[str, ...]],
-) -> Callable[[Sequence[Run]], tuple[str, ...]]:
-    """Header or footer over the table's own runs."""
-
-    def over(runs: Sequence[Run]) -> tuple[str, ...]:
-        chosen = [cell.run for cell in _by_context(runs)]
-        return describe(chosen) if chosen else ()
-
-    return over
-
-
 @register(
     "11",
     title="Memory of a single stream",
     columns=MEMORY_COLUMNS,
     kinds=("stream",),
     command=COMMAND,
-    footer=_selected(footer),
-    header=_selected(header),
+    footer=selected(footer, _by_context, COMMAND),
+    header=selected(header, _by_context, COMMAND),
 )
 def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row per shape, method and reuse ratio."""
@@ -262,8 +264,8 @@ def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
     columns=TIME_COLUMNS,
     kinds=("stream",),
     command=COMMAND,
-    footer=_selected(footer),
-    header=_selected(header),
+    footer=selected(footer, _by_context, COMMAND),
+    header=selected(header, _by_context, COMMAND),
 )
 def time_table(runs: Sequence[Run]) -> pd.DataFrame:
     """The same rows: TTFT is the mean over all but the first turn of a workflow."""

@@ -172,16 +172,22 @@ class TableSpec(Spec):
     footer: Footer = provenance
     header: Footer | None = None
     """Lines that a reader needs before the first number, for instance that lengths are scaled."""
+    beside: tuple[str, ...] = ()
+    """Kinds of run that every group is given as well, whatever their setting: to look up what
+    another model or benchmark says about the same variant. The footer has to name them."""
 
     def table(self, runs: Sequence[Run]) -> Table:
         """The table, one group of rows per setting, from the runs of its kinds."""
+        others = [run for run in runs if run.info.kind in self.beside]
         chosen = [run for run in runs if run.info.kind in self.kinds]
         _refuse_copies(chosen)
         groups = list(split_settings(chosen))
         columns = (SETTING, *self.columns) if len(groups) > 1 else self.columns
-        frames = [self.build(group).assign(setting=setting) for setting, group in groups]
+        frames = [
+            self.build([*group, *others]).assign(setting=setting) for setting, group in groups
+        ]
         frame = _frame(columns, frames)
-        footer = self.footer(chosen) if chosen else self.nothing
+        footer = self.footer([*chosen, *others]) if chosen else self.nothing
         header = self.header(chosen) if self.header is not None and len(frame) else ()
         return Table(self, columns, frame, footer, header)
 
@@ -271,6 +277,7 @@ def register(
     command: str,
     footer: Footer = provenance,
     header: Footer | None = None,
+    beside: Iterable[str] = (),
 ) -> Callable[[Build], Build]:
     """Declare a function from comparable runs to a frame as the way table ``number`` is made.
 
@@ -278,7 +285,8 @@ def register(
     """
 
     def add(build: Build) -> Build:
-        _add(TableSpec(number, title, tuple(columns), command, tuple(kinds), build, footer, header))
+        parts = (tuple(kinds), build, footer, header, tuple(beside))
+        _add(TableSpec(number, title, tuple(columns), command, *parts))
         return build
 
     return add

@@ -64,7 +64,7 @@ def stream(
         bool, typer.Option("--dry-run", help="Print the cells with their time and memory; stop.")
     ] = False,
 ) -> None:
-    """Measure what one request stream costs under every method; print Tables 11 and 12.
+    """Measure what one request stream costs under every method; print Tables 11 to 15.
 
     Finished cells are kept; an interrupted one goes on after its last finished workflow.
     """

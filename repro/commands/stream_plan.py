@@ -133,11 +133,20 @@ def cells_of(
 
 
 def _parts(request: Request, profile: StreamProfile) -> list[StreamPart]:
-    first = next(iter(profile.parts.values()))
+    chosen = _named_parts(request, profile)
+    if request.workflows is not None:
+        chosen = [override(part, {"workflows": request.workflows}) for part in chosen]
+    return chosen
+
+
+def _named_parts(request: Request, profile: StreamProfile) -> list[StreamPart]:
+    """Those of ``--part``; the one of a study, or its cells where the first part is longest."""
     if request.study is not None:
         load_study(request.study)
+        first = next(iter(profile.parts.values()))
         own = [part for part in profile.parts.values() if part.study == request.study]
-        return own or [override(first, {"at": first.at[-1:], "cells": (), "study": request.study})]
+        longest = max(first.at, key=lambda shape: tokens_of(shape.ctx))
+        return own or [override(first, {"at": (longest,), "cells": (), "study": request.study})]
     names = list(profile.parts)
     if request.parts is not None:
         names = [name.strip() for name in request.parts.split(",")]
@@ -147,10 +156,7 @@ def _parts(request: Request, profile: StreamProfile) -> list[StreamPart]:
         if name not in profile.parts:
             known = tuple(profile.parts)
             raise UserError(f"the profile has no part {name!r}{suggestion(name, known)}")
-    chosen = [profile.parts[name] for name in names]
-    if request.workflows is not None:
-        chosen = [override(part, {"workflows": request.workflows}) for part in chosen]
-    return chosen
+    return [profile.parts[name] for name in names]
 
 
 def _specs(request: Request, part: StreamPart, settings: Mapping[str, Any]) -> list[CellSpec]:

@@ -25,7 +25,7 @@ from results.tables import build_table
 
 __all__ = ["Request", "run"]
 
-TABLES = ("11", "12")
+TABLES = ("11", "12", "13", "14", "15")
 
 
 def run(request: Request) -> None:
