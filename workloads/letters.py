@@ -37,6 +37,11 @@ _STATED = re.compile(
     """,
     re.VERBOSE,
 )
+# In lower case only behind a label, where nothing goes on: "a" is an article, "b" a variable.
+_LABELLED = re.compile(
+    r"(?i:\banswer)\s*[:=]\s*(?P<letter>[a-j])"
+    r"(?=\)(?!\s*(?:or\b|and\b|[&/,]))|[.:](?!\w)|\s*(?:\n|$))"
+)
 _CONFIRMED = re.compile(
     r"(?<![\w'])(?P<letter>[A-Z])\)?\s+(?:is|would\s+be)\s+(?:the\s+)?(?:correct|right|best|answer)\b"
 )
@@ -53,7 +58,8 @@ def stated_letter(text: str, letters: str = "ABCD") -> str | None:
     for pattern, replacement in _DRESS:
         text = pattern.sub(replacement, text)
     text = _BRACKETED.sub(lambda match: f"{match[1].upper()})", text).strip()
-    stated = sorted((*_STATED.finditer(text), *_CONFIRMED.finditer(text)), key=re.Match.start)
+    patterns = (_STATED, _LABELLED, _CONFIRMED)
+    stated = sorted((m for p in patterns for m in p.finditer(text)), key=re.Match.start)
     found = stated[-1:]
     if not stated and len(set(_ITEM.findall(text))) < 2:  # else the choices are only repeated
         ends = (_LEADING.match(text), *(_ALONE.match(line.strip()) for line in _ends(text)))
