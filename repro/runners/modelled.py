@@ -137,7 +137,7 @@ def _info(
         data_sha256=data,
         method=cell.method,
         label=cell.label,
-        settings={k: list(v) if isinstance(v, tuple) else v for k, v in cell.settings.items()},
+        settings=cell.plain_settings,
         model="llama-3.1-8b",
         model_revision=None,
         dtype="bfloat16",

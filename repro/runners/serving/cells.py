@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,11 @@ class Cell:
     def name(self) -> str:
         """Method and variant."""
         return f"{self.method} {self.label}".strip()
+
+    @property
+    def plain_settings(self) -> dict[str, Any]:
+        """Settings as JSON has them: tuples are lists."""
+        return json.loads(json.dumps(self.settings))
 
     @property
     def shape(self) -> str:

@@ -6,14 +6,12 @@ half a queue cannot be resumed.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kvcmas.engine.contract import State
 from kvcmas.engine.segments import ids_sha256
@@ -206,7 +204,7 @@ class Runner:
             data_sha256=workload.sha256,
             method=cell.method,
             label=cell.label,
-            settings=_plain(cell.settings),
+            settings=cell.plain_settings,
             model=model.name,
             model_revision=model.revision,
             dtype=str(spec.dtype).removeprefix("torch."),
@@ -252,11 +250,6 @@ class Runner:
                 out_of_memory=out_of_memory,
             ),
         )
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON has them: tuples are lists."""
-    return json.loads(json.dumps(settings))
 
 
 def _pool_directory(cell: Cell) -> Path:
