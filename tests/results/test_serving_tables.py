@@ -175,6 +175,10 @@ def test_times_out_of_order_are_refused() -> None:
     info = served_run("kvcmas", 1.0).info
     with pytest.raises(ValueError, match="out of order"):
         request(info, 0, 0, started_s=2.0)
+    late = {"arrival_s": 5.75, "released_s": 9.860423, "started_s": 9.860423, "ttft_s": 4.283142}
+    request(info, 0, 0, **late, finished_s=10.03314)  # rounded to seven digits, as packed runs are
+    with pytest.raises(ValueError, match="out of order"):
+        request(info, 0, 0, **late, finished_s=10.03304)
     with pytest.raises(ValueError, match="says what it served"):
         info.model_validate(info.model_dump() | {"kind": "accuracy"})
     assert serve_info(qps=8.0, time_scale=2.0).qps_here == 4.0
