@@ -7,9 +7,10 @@ A document marks where a table of the registry, or one of its cells, belongs:
 
     A ratio of <!-- value fidelity runs=gsm8k column=rho_entry where="method=KVCMAS" --><!-- end -->
 
-What stands between the marks is replaced. ``runs`` is a directory below the folder of records;
-``where`` keeps the rows whose displayed cells are these, ``column=text`` pairs joined by ``;``;
-``footer=no`` leaves out a table's footer. A ``value`` has to be one cell.
+What stands between the marks is replaced. ``runs`` is a directory below the folder of records, or
+``.`` for all of them; ``where`` keeps the rows whose displayed cells are these, ``column=text``
+pairs joined by ``;``; ``footer=no`` leaves out a table's footer. A ``value`` has to be one cell.
+Where rows come from several settings, the column that tells them apart is always shown.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 
 from results import render
 from results.errors import ResultsError, TableError
-from results.evidence import read_evidence
-from results.tables import Table, build_table
+from results.evidence import Evidence, read_evidence
+from results.tables import SETTING, Table, build_table
 
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>table|value) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.S
@@ -43,10 +44,14 @@ def renew(text: str, records: Path, name: str) -> str:
     """
 
     @cache
-    def tables(number: str, runs: str) -> Table:
+    def read(runs: str) -> Evidence:
         if not (records / runs).is_dir():
             raise ValueError(f"{records / runs} is not a directory")
-        evidence = read_evidence(records / runs)
+        return read_evidence(records / runs)
+
+    @cache
+    def tables(number: str, runs: str) -> Table:
+        evidence = read(runs)
         return build_table(number, evidence.runs, evidence.analyses)
 
     def made(match: re.Match[str]) -> str:
@@ -73,6 +78,8 @@ def _made(kind: str, what: str, tables: Callable[[str, str], Table]) -> str:
             raise ValueError(f"{len(cells)} rows match, and one with a value is needed")
         return cells[0][0]
     names = options["columns"].split(",") if "columns" in options else None
+    if names is not None and SETTING in table.columns:
+        names = [SETTING.name, *(name for name in names if name != SETTING.name)]
     shown = [column.name for column in table.shown(names)]
     rows = _rows(table, shown, options)
     footer = table.footer if options.get("footer", "yes") == "yes" else ()
