@@ -14,11 +14,13 @@ from repro.commands.accuracy import accuracy
 from repro.commands.analyze import app as analyze_app
 from repro.commands.bench import app as bench_app
 from repro.commands.claims import claims
+from repro.commands.everything import everything
 from repro.commands.lm_eval import lm_eval
 from repro.commands.memory import memory
 from repro.commands.model import model
 from repro.commands.options import Cells, Request, Study, takes_request
 from repro.commands.reference import reference
+from repro.commands.report import report
 from repro.commands.serve import serve
 from repro.commands.stream import stream
 from repro.commands.table import figure, table
@@ -131,6 +133,8 @@ app.command()(model)
 app.command("lm-eval")(lm_eval)
 app.command()(memory)
 app.command()(claims)
+app.command()(report)
+app.command("all")(everything)
 app.command()(reference)
 
 

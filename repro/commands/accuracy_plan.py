@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from kvcmas.registry import make_method
+from repro.commands.console import duration
 from repro.models.loading import load_tokenizer, quiet_transformers
 from repro.profiles import CellSpec
 from repro.runners.accuracy import Setup
@@ -34,12 +35,12 @@ def plan_table(setup: Setup, specs: Sequence[CellSpec], seeds: Sequence[int]) ->
         seconds = orders * estimate.cell(samples, warm=learns)
         total += seconds
         table.add_row(
-            spec.method, variant(spec) or "-", str(samples), str(orders), _duration(seconds)
+            spec.method, variant(spec) or "-", str(samples), str(orders), duration(seconds)
         )
     notes = [
         f"set apart: {setup.warm} requests to fill pools, {setup.calibration} to calibrate on: "
-        f"at most {_duration(estimate.reserved(specs))}",
-        f"in all at most about {_duration(total)} here, if every turn runs to its limit and every "
+        f"at most {duration(estimate.reserved(specs))}",
+        f"in all at most about {duration(total)} here, if every turn runs to its limit and every "
         "row is executed",
     ]
     return Group(table, *(Text(note) for note in notes))
@@ -91,9 +92,3 @@ class _Estimate:
 
     def _seconds(self, tokens: Tokens) -> float:
         return self._speed.seconds(tokens, self._parameters, self._weight_bytes)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -35,3 +35,10 @@ def output_console() -> Console:
     """Standard output, wide enough for tables when it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

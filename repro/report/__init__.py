@@ -1,0 +1,1 @@
+"""One self-contained HTML page from records: claims, tables, figures, provenance, limits."""
