@@ -76,6 +76,7 @@ class Buffer(ABC):
             reads.
         hidden: captured residual rows, ``{layer: [capacity, hidden]}``.
         received: attention that rows received, where captured.
+        rope: what moves keys to their positions.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, rope: Rope) -> None:
@@ -84,7 +85,7 @@ class Buffer(ABC):
         self.origin = torch.zeros(layers, rows, dtype=torch.uint8)
         self.hidden: dict[int, Tensor] = {}
         self.received: Received | None = None
-        self._rope = rope
+        self.rope = rope
         self._extracted: dict[range, SegmentCache] = {}
 
     @abstractmethod
@@ -128,7 +129,7 @@ class Buffer(ABC):
             part = slice(rows.start, rows.stop)
             k, v = self.gather(rows)
             self._extracted[rows] = SegmentCache(
-                k=self._rope.align(k, -rows.start),
+                k=self.rope.align(k, -rows.start),
                 v=v.clone(),
                 hidden={layer: h[part].clone() for layer, h in self.hidden.items()},
                 received=None if self.received is None else self.received.total[part].clone(),

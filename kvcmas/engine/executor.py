@@ -151,7 +151,7 @@ class Executor:
         row_layers = flops = 0
         for layer in range(spec.layers):
             for fill in plan.fills:
-                self._fill(buffer, prompt, fill, layer)
+                write_fill(buffer, prompt.rows(fill.segment), fill, layer)
             for event in plan.events:
                 if isinstance(event, Enter) and event.layer == layer:
                     self._enter(active, event, inputs)
@@ -245,21 +245,6 @@ class Executor:
                 rows = prompt.rows(fill.segment)
                 buffer.received.total[rows.start : rows.stop] = fill.cache.received
 
-    def _fill(self, buffer: Buffer, prompt: Prompt, fill: Fill, layer: int) -> None:
-        rows = prompt.rows(fill.segment)
-        k, v = buffer.window(layer, rows)
-        origin = buffer.origin[layer, rows.start : rows.stop]
-        k.copy_(fill.cache.k[layer])
-        v.copy_(fill.cache.v[layer])
-        origin.fill_(Origin.REUSED)
-        # Layer 0 depends on token and position only, so its delta is zero.
-        if fill.correction is not None and layer > 0:
-            covered = fill.correction.rows
-            fill.correction.apply(layer, k[:, :covered], v[:, :covered])
-            origin[:covered] = Origin.CORRECTED
-        self.model.rope.align_(k, rows.start)
-        buffer.commit(layer, rows, k, v)
-
     def _enter(self, active: _Active, event: Enter, inputs: InputRows) -> None:
         hidden = event.hidden
         if hidden is None:
@@ -328,6 +313,22 @@ class Executor:
         rows = Rows(active.rows.host[index], active.hidden.device)
         normed = self.model.input_norm(layer, active.hidden[index.to(active.hidden.device)])
         self._queries(buffer, rows, normed, layer)
+
+
+def write_fill(buffer: Buffer, rows: range, fill: Fill, layer: int) -> None:
+    """Write one layer of a fill into ``rows``: source, correction, keys moved to their place."""
+    k, v = buffer.window(layer, rows)
+    origin = buffer.origin[layer, rows.start : rows.stop]
+    k.copy_(fill.cache.k[layer])
+    v.copy_(fill.cache.v[layer])
+    origin.fill_(Origin.REUSED)
+    # Layer 0 depends on token and position only, so its delta is zero.
+    if fill.correction is not None and layer > 0:
+        covered = fill.correction.rows
+        fill.correction.apply(layer, k[:, :covered], v[:, :covered])
+        origin[:covered] = Origin.CORRECTED
+    buffer.rope.align_(k, rows.start)
+    buffer.commit(layer, rows, k, v)
 
 
 def _stays(active: _Active, plan: Plan, layer: int) -> Tensor:

@@ -8,7 +8,7 @@ low-rank delta that was preconstructed on the first request (paper A.2). The hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,20 +64,7 @@ class PrefixStore:
             for i, key in _keys(turn.node, turn.prompt)
             if key in self._known
         ]
-        if not fills:
-            return plan
-        covered = torch.zeros(len(turn.prompt), dtype=torch.bool)
-        for fill in fills:
-            rows = turn.prompt.rows(fill.segment)
-            covered[rows.start : rows.stop] = True
-        covered[-1] = False
-        events = tuple(
-            replace(event, rows=event.rows[~covered[event.rows]])
-            if isinstance(event, Enter) and event.hidden is None
-            else event
-            for event in plan.events
-        )
-        return replace(plan, fills=(*plan.fills, *fills), events=events)
+        return with_fills(turn.prompt, plan, fills)
 
     def learn(self, turn: Turn, buffer: Buffer, executor: Executor) -> None:
         """Keep the PF of an agent seen for the first time: template caches and deltas."""
@@ -129,6 +116,24 @@ class PrefixStore:
             if "dk.a" in e:
                 delta = PrefixDelta(Factors(e["dk.a"], e["dk.b"]), Factors(e["dv.a"], e["dv.b"]))
             self._known[key] = (SegmentCache(e["k"], e["v"]), delta)
+
+
+def with_fills(prompt: Prompt, plan: Plan, fills: Sequence[Fill]) -> Plan:
+    """The plan with more segments filled, whose rows then need not be embedded and executed."""
+    if not fills:
+        return plan
+    covered = torch.zeros(len(prompt), dtype=torch.bool)
+    for fill in fills:
+        rows = prompt.rows(fill.segment)
+        covered[rows.start : rows.stop] = True
+    covered[-1] = False
+    events = tuple(
+        replace(event, rows=event.rows[~covered[event.rows]])
+        if isinstance(event, Enter) and event.hidden is None
+        else event
+        for event in plan.events
+    )
+    return replace(plan, fills=(*plan.fills, *fills), events=events)
 
 
 def _keys(node: str, prompt: Prompt) -> Iterator[tuple[int, str]]:

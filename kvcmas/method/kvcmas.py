@@ -182,7 +182,7 @@ class KVCMAS(Method):
         rows = min(len(cache), max(anchor.length for anchor in anchors))
         if self.coverage == "prefix" and self.weights != "token_knn":
             anchors = [anchor for anchor in anchors if anchor.length >= rows]
-        bases = [anchor.parts[self._base_key(edge)] for anchor in anchors]
+        bases = [anchor.parts[self.base_key(edge)] for anchor in anchors]
         deltas = [anchor.parts[edge] for anchor in anchors]
         temperature = self.weight_temperature
         if self.weights == "token_knn":
@@ -201,7 +201,7 @@ class KVCMAS(Method):
         anchors = self.pool.compatible(edge.slot, key)
         rows = shared_prefix(len(cache), [anchor.length for anchor in anchors])
         eligible = [anchor for anchor in anchors if anchor.length >= rows]
-        bases = [anchor.parts[self._base_key(key)].v for anchor in eligible]
+        bases = [anchor.parts[self.base_key(key)].v for anchor in eligible]
         verdict = self._gate.judge(prefix_distances(cache.v, bases, rows), forced)
         if not verdict.accepted:
             return None, Decision(segment, edge, "dense", verdict.reason, verdict.entropy)
@@ -233,7 +233,7 @@ class KVCMAS(Method):
                 self._factorise(target.v[1:], self.rank_delta, minus=cache.v[1:]),
             )
         }
-        base = self._base_key(key)
+        base = self.base_key(key)
         if base != BASE or self.pool.anchor(edge.slot, turn.request) is None:
             parts[base] = FactorPair(
                 self._factorise(cache.k, self.rank_base), self._factorise(cache.v, self.rank_base)
@@ -249,5 +249,6 @@ class KVCMAS(Method):
             minus=None if minus is None else by_token(minus),
         )
 
-    def _base_key(self, edge: str) -> str:
+    def base_key(self, edge: str) -> str:
+        """Name of the part of an anchor that an edge's source is compared with."""
         return BASE if self.base == "shared" else f"{BASE}:{edge}"

@@ -17,8 +17,9 @@ from torch import Tensor
 
 Factorisation = Literal["exact", "randomised"]
 
-# Tokens handled at once: keeps temporaries far below one layer's K and V, and in a CPU's cache.
-BLOCK = 512
+# Tokens handled at once, those of all stacked factors together: keeps temporaries below the K and V
+# of one layer of a long segment, and in a CPU's cache.
+BLOCK = 2560
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def prefix_distances(v: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     for layer in range(v.shape[0] if bases else 0):
         b = _stack_b(bases, layer)
         gram, columns = b @ b.mT, b.flatten(0, 1).T
-        for part in _blocks(rows):
+        for part in _blocks(rows, len(bases)):
             x = flat(v[layer, :, part]).float()
             a = _stack_a(bases, layer, part)
             projected = (x @ columns).unflatten(1, b.shape[:2]).transpose(0, 1)
@@ -174,7 +175,7 @@ def token_distances(kv: Tensor, bases: Sequence[Factors], rows: int) -> Tensor:
     total = torch.zeros(len(bases), rows, device=kv.device)
     for layer in range(layers if bases else 0):
         b = _stack_b(bases, layer)
-        for part in _blocks(rows):
+        for part in _blocks(rows, len(bases)):
             x = flat(kv[layer, :, part]).float().expand(len(bases), -1, -1)
             difference = torch.baddbmm(x, _stack_a(bases, layer, part), b, alpha=-1)
             total[:, part] += difference.abs_().sum(dim=-1)
@@ -192,13 +193,14 @@ def weighted_sum(
     ``weights [deltas, tokens]``; a delta that does not reach a token counts as zero there.
     """
     b = _stack_b(deltas, layer).flatten(0, 1)
-    for part in _blocks(weights.shape[1]):
+    for part in _blocks(weights.shape[1], len(deltas)):
         a = _stack_a(deltas, layer, part) * weights[:, part, None]
         yield part, a.transpose(0, 1).flatten(1) @ b
 
 
-def _blocks(rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + BLOCK, rows)) for start in range(0, rows, BLOCK))
+def _blocks(rows: int, stacked: int) -> Iterator[slice]:
+    step = max(1, BLOCK // stacked)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _stack_a(factors: Sequence[Factors], layer: int, part: slice) -> Tensor:
