@@ -42,10 +42,10 @@ CHECK_COLUMNS = (
     Column("n", "n", "Int64"),
     Column("real_p50_s", "p50 s", digits=3),
     Column("modelled_p50_s", "Modelled p50 s", digits=3),
-    Column("error_p50", "Error %", digits=1, scale=100),
+    Column("error_p50", "p50 error %", digits=1, scale=100),
     Column("real_p90_s", "p90 s", digits=3),
     Column("modelled_p90_s", "Modelled p90 s", digits=3),
-    Column("error_p90", "Error %", digits=1, scale=100),
+    Column("error_p90", "p90 error %", digits=1, scale=100),
 )
 
 
@@ -151,13 +151,18 @@ def summary(rows: Sequence[dict[str, object]]) -> str:
     return f"median error of TTFT: {', '.join(texts) or 'no cell was predicted'}"
 
 
+def _checked(runs: Sequence[Run]) -> tuple[str, ...]:
+    rows = errors(runs)
+    return (summary(rows), *provenance(of_mode(runs))) if rows else (summary(rows),)
+
+
 @register(
     "model-check",
     title="The queue model against real cells, from single streams of the same methods",
     columns=CHECK_COLUMNS,
     kinds=("serve", "model"),
     command="repro model --validate RUNS --records",
-    footer=lambda runs: (summary(errors(runs)), *provenance(of_mode(runs))),
+    footer=_checked,
 )
 def _check(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(errors(runs), columns=[n for c in CHECK_COLUMNS for n in c.frame_names])

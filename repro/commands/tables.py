@@ -76,10 +76,13 @@ SERVING = {
     "memory": ("pool", "pool_bytes", "memory_bytes"),
     "decoding": ("inter_token_p50_s", "inter_token_p90_s", "tokens_per_s", "goodput_per_s"),
 }
-VIEWS |= {
-    f"{number}{mode}": SERVING
-    for number in ("7", "9", "10")
-    for mode in ("", "-emulated", "-modelled")
+MODES = ("", "-emulated", "-modelled")
+VIEWS |= {f"{number}{mode}": SERVING for number in ("7", "9", "10") for mode in MODES}
+HEADLINE = ("claim", "quantity", "paper", "value", "bound", "full_prefills", "trace", "n")
+VIEWS |= {f"headline{mode}": {"": HEADLINE} for mode in MODES}
+VIEWS["model-check"] = {
+    "median": ("n", "real_p50_s", "modelled_p50_s", "error_p50"),
+    "tail": ("n", "real_p90_s", "modelled_p90_s", "error_p90"),
 }
 STREAM = {
     "time": ("state", "n", "ttft_s", "speedup", "work_bound", "rho_entry"),

@@ -225,6 +225,31 @@ def test_bad_input_is_one_clear_line(
 
 
 @pytest.mark.vllm
+def test_vllm_hits_its_prefix_cache_as_planned(tmp_path: Path) -> None:
+    """512 shared tokens are four blocks; outputs of 32 are cached once they fill one."""
+    arguments = (
+        *("serve", "--mode=emulate", "--engine=vllm", "--model=tiny-llama", "--ctx=2k"),
+        *("--scale=4", "--requests=8", "--qps=8", "--time-scale=1", f"--out={tmp_path}"),
+        "--methods=nonshared,graphflow,kvcmas",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from repro.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = served(tmp_path, mode="emulated")
+    hits = {r.info.method: [row.entries.prefix_hit for row in r.requests] for r in runs}
+    layers = runs[0].requests[0].layers
+    assert set(hits["nonshared"]) == {0}
+    # The first request of the sequence is dense, so the second one fills; the sixth is dense.
+    expected = [0, 0, 512, 512, 0, 0, 512, 512]
+    assert hits["kvcmas"] == hits["graphflow"] == [layers * tokens for tokens in expected]
+
+
+@pytest.mark.vllm
 def test_vllm_serves_the_same_entries_as_the_transformers_engine(out: Path, tmp_path: Path) -> None:
     """In a process of its own: vLLM keeps one engine per process."""
     arguments = (*CELLS, "--engine=vllm", f"--out={tmp_path}", "--methods=nonshared,kvcmas")

@@ -46,6 +46,19 @@ def test_blocks_are_made_from_the_records(records: Path) -> None:
     assert renew(new, records, "a.md") == new
 
 
+def test_rows_of_several_settings_are_told_apart(
+    tmp_path: Path, records: Path, make_info, make_turn, make_sample
+) -> None:
+    info = make_info(method="nonshared", settings={}, engine="vllm")
+    writer = RunWriter(tmp_path / "other", info)
+    turn = make_turn(0, run_key=info.run_key)
+    writer.append_sample([turn], make_sample(0, run_key=info.run_key, correct=True))
+    pack(tmp_path / "other", records / "vllm" / "nonshared")
+    mark = "<!-- table 1 runs=. columns=method footer=no -->"
+    made = renew(f"{mark}x<!-- end -->", records, "a.md")
+    assert "| Setting | Method |" in made and "| engine=vllm | NonShared |" in made
+
+
 def test_a_text_without_marks_is_left_alone(records: Path) -> None:
     assert renew("| a | b |\n<!-- a comment -->", records, "a.md") == (
         "| a | b |\n<!-- a comment -->"
@@ -63,12 +76,25 @@ def test_a_text_without_marks_is_left_alone(records: Path) -> None:
         ("<!-- table 1 runs=nowhere -->", "nowhere is not a directory"),
         ("<!-- table 1 runs=small colour=red -->", "no option colour"),
         ("<!-- table 1 runs=small columns -->", "not key=value"),
+        ("<!-- claims runs=nowhere -->", "nowhere is not a directory"),
+        ("<!-- figure 4 runs=. -->", "no option runs"),
+        ("<!-- figure 4 -->", "needs folder"),
     ],
 )
 def test_a_mark_that_makes_no_sense_is_named(records: Path, mark: str, message: str) -> None:
     with pytest.raises(TableError, match=message) as raised:
         renew(f"{mark}x<!-- end -->", records, "a.md")
     assert str(raised.value).startswith("a.md: ")
+
+
+def test_the_ledger_and_figures_have_marks_as_well(records: Path) -> None:
+    text = renew("<!-- claims runs=. --><!-- end -->", records, "a.md")
+    assert "**Claims: 37 not measured**" in text and "| C37 | " in text
+    mark = "<!-- figure 4 folder=../figures --><!-- end -->"
+    assert "Figure 4 has no records yet." in renew(mark, records, "a.md")
+    (records / "figures").mkdir()
+    (records / "figures" / "figure4.png").touch()
+    assert "![Figure 4](../figures/figure4.png)" in renew(mark, records, "a.md")
 
 
 def test_the_commands(tmp_path: Path, records: Path) -> None:
