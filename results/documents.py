@@ -7,17 +7,23 @@ A document marks where a table of the registry, or one of its cells, belongs:
 
     A ratio of <!-- value fidelity runs=gsm8k column=rho_entry where="method=KVCMAS" --><!-- end -->
 
+    <!-- claims runs=. --><!-- end -->  (the ledger, one row per claim; rows=no: counts only)
+
+    <!-- figure 4 folder=results/reference/figures --><!-- end -->
+
 What stands between the marks is replaced. ``runs`` is a directory below the folder of records, or
 ``.`` for all of them; ``where`` keeps the rows whose displayed cells are these, ``column=text``
 pairs joined by ``;``; ``footer=no`` leaves out a table's footer. A ``value`` has to be one cell.
-Where rows come from several settings, the column that tells them apart is always shown.
+Where rows come from several settings, the column that tells them apart is always shown. A
+``figure`` is one in ``figures`` below the folder of records, which the document calls ``folder``.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,14 +31,18 @@ from results import render
 from results.errors import ResultsError, TableError
 from results.evidence import Evidence, read_evidence
 from results.tables import SETTING, Table, build_table
+from results.verdicts import judged
 
 _BLOCK = re.compile(
-    r"(<!-- (?P<kind>table|value) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.S
+    r"(<!-- (?P<kind>table|value|claims|figure) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.S
 )
 _OPTIONS = {
     "table": frozenset({"runs", "columns", "where", "footer"}),
     "value": frozenset({"runs", "column", "where"}),
+    "claims": frozenset({"runs", "rows"}),
+    "figure": frozenset({"folder"}),
 }
+_CLAIMS = ("Claim", "Statement", "Verdict", "Measured here")
 
 
 def renew(text: str, records: Path, name: str) -> str:
@@ -56,7 +66,14 @@ def renew(text: str, records: Path, name: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         try:
-            body = _made(match["kind"], match["what"], tables)
+            kind, what = match["kind"], shlex.split(match["what"])
+            if kind == "claims":
+                options = _options(kind, what)
+                body = _claims(read(options["runs"]), options.get("rows", "yes") == "yes")
+            elif kind == "figure":
+                body = _figure(what[0], _options(kind, what[1:])["folder"], records)
+            else:
+                body = _made(kind, what[0], _options(kind, what[1:]), tables)
         except (ResultsError, ValueError) as error:
             raise TableError(f"{name}: {match[1]}: {error}") from error
         return f"{match[1]}{body}{match[5]}"
@@ -64,13 +81,40 @@ def renew(text: str, records: Path, name: str) -> str:
     return _BLOCK.sub(made, text)
 
 
-def _made(kind: str, what: str, tables: Callable[[str, str], Table]) -> str:
-    number, *pairs = shlex.split(what)
+def _options(kind: str, pairs: Sequence[str]) -> dict[str, str]:
     options = dict(_pair(pair) for pair in pairs)
     if unknown := sorted(set(options) - _OPTIONS[kind]):
         raise ValueError(f"a {kind} has no option {', '.join(unknown)}")
-    if missing := sorted({"runs", "column"} & _OPTIONS[kind] - set(options)):
+    needed = {"runs", "column", "folder"} & _OPTIONS[kind]
+    if missing := sorted(needed - set(options)):
         raise ValueError(f"a {kind} needs {', '.join(missing)}")
+    return options
+
+
+def _claims(evidence: Evidence, whole: bool) -> str:
+    """How many claims have which verdict; the ledger, with the first number behind each verdict."""
+    rows = judged(evidence.runs, evidence.analyses)
+    cells = [
+        [row.claim.id, row.claim.statement, row.verdict, *(map(str, row.measured[:1] or ("",)))]
+        for row in rows
+    ]
+    counts = Counter(row.verdict for row in rows)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    if not whole:
+        return f"\n{len(rows)} claims: {summary}.\n"
+    return "\n" + render.markdown(f"Claims: {summary}", _CLAIMS, cells, ())
+
+
+def _figure(number: str, folder: str, records: Path) -> str:
+    """An image, or what is missing for it."""
+    if (records / "figures" / f"figure{number}.png").exists():
+        return f"\n![Figure {number}]({folder}/figure{number}.png)\n"
+    return f"\nFigure {number} has no records yet.\n"
+
+
+def _made(
+    kind: str, number: str, options: Mapping[str, str], tables: Callable[[str, str], Table]
+) -> str:
     table = tables(number, options["runs"])
     if kind == "value":
         cells = _rows(table, [options["column"]], options)

@@ -98,7 +98,7 @@ def _recovered(_: Claim, runs: Sequence[Run]) -> Evaluation | None:
         for one in (shared, graph):
             kl = _mean(_divergence(one))
             less = _more(one, comm)
-            measured += [Measured(f"KL of {_name(one)}, {one.cell.bench}", *kl), less]
+            measured += [less, Measured(f"KL of {_name(one)}, {one.cell.bench}", *kl)]
             holds &= kl.low > 0 and less.low > 0
         used += [shared, graph, comm]
     return _evaluation("agrees" if holds else "disagrees", measured, used) if measured else None
