@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kvcmas.engine.adapter import TransformersAdapter
 from kvcmas.engine.contract import Method
@@ -21,6 +18,7 @@ from kvcmas.registry import make_method
 from repro.models.published import PUBLISHED, figures
 from repro.models.registry import get_entry
 from repro.models.resolve import is_cached, resolve
+from repro.runners.allocations import Allocations, storage_of
 from repro.runners.memory_model import (
     active_bytes,
     layout_graph,
@@ -93,48 +91,10 @@ def test_every_category_is_what_a_run_holds(
     assert whole.held == 7 + whole.active + whole.sources + pool.total + whole.references
 
 
-class Peak(TorchDispatchMode):
-    """Most bytes of storages made inside and alive at once; LAPACK's workspace does not show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self._live = 0
-        self._tensors: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        outside = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage, size = _storage(tensor), tensor.untyped_storage().nbytes()
-            if storage not in self._tensors:
-                if storage in outside:
-                    continue  # a view of what was there before
-                self._tensors[storage] = 0
-                self._live += size
-            self._tensors[storage] += 1
-            weakref.finalize(tensor, self._gone, storage, size)
-        self.bytes = max(self.bytes, self._live)
-        return result
-
-    def _gone(self, storage: int, size: int) -> None:
-        self._tensors[storage] -= 1
-        if not self._tensors[storage]:
-            del self._tensors[storage]
-            self._live -= size
-
-
 def _stored(method: Method) -> int:
     """Bytes of the storages behind a pool; a delta's view keeps layer 0 too."""
     tensors = (t for entry in method.state().entries.values() for t in entry.values())
-    return sum({_storage(t): t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return sum({storage_of(t): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -169,12 +129,12 @@ def test_building_an_anchor_holds_what_is_said(
         opened = session.open(second.node, second.prompt, {1: False})
         buffer = engine.executor.run(second.prompt, opened.plan).buffer
         gc.collect()
-        with Peak() as peak:
+        with Allocations() as made:
             session.learn(opened, buffer)
     left = _stored(method) - before
     said = transient_bytes(method, shapes_of(LONG[0]), adapter.spec)
     # Up to a few vectors: angles, which rows are exact.
-    assert said <= peak.bytes <= said + left + 4096
+    assert said <= made.peak <= said + left + 4096
 
 
 def test_layouts_give_the_lengths_of_generated_traces() -> None:
