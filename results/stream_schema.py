@@ -57,7 +57,7 @@ class StreamInfo(_Data):
     work_bound: PositiveFloat | None
     """Speed-up over NonShared if prompt tokens were all that costs."""
     pool_entries: NonNegativeInt
-    """Stored parts when the first turn began."""
+    """Stored parts when a workflow began."""
     pool_copies: NonNegativeInt
     """Anchors of each slot then, all with the content of one workflow."""
     warm_up_requests: NonNegativeInt

@@ -108,7 +108,7 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
     }
     lines = [
         "ids are random, outputs are fed token by token; rho by a schedule of dense transitions or"
-        " by budget; pools start full, with copies of one workflow's anchors",
+        " by budget; every workflow starts with full pools, copies of one workflow's anchors",
         "speed-ups over NonShared on the same turns; intervals: bootstrap over workflows, seed"
         f" {BOOTSTRAP_SEED}; {warm} agent requests ran before and were discarded",
         "trajectory tokens: all prompts and outputs of a workflow, over the sum of its turns'"

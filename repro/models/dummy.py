@@ -6,11 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from kvcmas.errors import UserError
 from repro.models.loading import DType, quiet_transformers
-from repro.models.published import configuration
+from repro.models.published import Configuration, configuration
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+
+def text_configuration(name: str) -> Configuration:
+    """Configuration of a text model.
+
+    Raises:
+        UserError: no such model, or one with a vision tower.
+    """
+    found = configuration(name)
+    if getattr(found.config, "vision_config", None) is not None:
+        raise UserError(f"{found.name} has a vision tower; random weights are for text models")
+    return found
 
 
 def load_dummy(
@@ -26,9 +38,7 @@ def load_dummy(
     import torch
     from transformers import AutoModelForCausalLM
 
-    found = configuration(name)
-    if getattr(found.config, "vision_config", None) is not None:
-        raise UserError(f"{found.name} has a vision tower; random weights are for text models")
+    found = text_configuration(name)
     chosen = getattr(torch, found.dtype if dtype == "auto" else dtype)
     place = torch.device(device)
     on_cuda = [place.index or 0] if place.type == "cuda" else []

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kvcmas.engine.adapter import ModelSpec
 from kvcmas.engine.cache import ContiguousBuffer
@@ -82,50 +75,3 @@ def pool_bytes(state: State) -> PoolBytes:
 def _buffer_bytes(buffer: ContiguousBuffer) -> int:
     received = 0 if buffer.received is None else buffer.received.total.nbytes
     return buffer.nbytes + sum(h.nbytes for h in buffer.hidden.values()) + received
-
-
-class Allocations(TorchDispatchMode):
-    """Most bytes of storages made inside and alive at once; LAPACK's workspace does not show.
-
-    Everything inside is slower: nothing is timed here.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self._live = 0
-        self._tensors: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation and note the storages that it made."""
-        outside = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage, size = _storage(tensor), tensor.untyped_storage().nbytes()
-            if storage not in self._tensors:
-                if storage in outside:
-                    continue  # a view of what was there before
-                self._tensors[storage] = 0
-                self._live += size
-            self._tensors[storage] += 1
-            weakref.finalize(tensor, self._gone, storage, size)
-        self.peak = max(self.peak, self._live)
-        return result
-
-    def made(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes of the storages behind ``tensors`` that were made inside and are alive."""
-        found = {_storage(t): t.untyped_storage().nbytes() for t in tensors}
-        return sum(size for storage, size in found.items() if storage in self._tensors)
-
-    def _gone(self, storage: int, size: int) -> None:
-        self._tensors[storage] -= 1
-        if not self._tensors[storage]:
-            del self._tensors[storage]
-            self._live -= size
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kvcmas.engine.adapter import TransformersAdapter
 from repro.models import load, resolve
-from repro.models.dummy import load_dummy
+from repro.models.dummy import load_dummy, text_configuration
 from repro.models.loading import DType
 from repro.models.published import figures
 from repro.models.vocabulary import Vocabulary
@@ -58,7 +58,7 @@ def stream_model(shape: StreamShape, dtype: DType, device: str, console: Console
         UserError: an unknown model, or an architecture that is not supported.
     """
     if shape.load == "dummy":
-        found = figures(shape.model, dtype)
+        found = figures(text_configuration(shape.model).name, dtype)
         vocabulary = Vocabulary(found.spec.vocab, frozenset(), None, found.spec.max_positions)
         sketch = Sketch(found.spec, found.weight_bytes, vocabulary)
         return StreamModel(

@@ -1,7 +1,8 @@
 """Running the cells of a single stream: pools, warm-up, one workflow after another, records.
 
-Workflows are the unit of resuming. The schedule fixes every decision and copied anchors are all
-alike, so an interrupted cell goes on from a pool filled anew.
+Every workflow starts from full pools: what one workflow's dense turns insert would push out anchors
+that hold more edges, and later ones would be corrected from fewer. So an interrupted cell goes on
+as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from kvcmas.engine.contract import State
 from kvcmas.engine.segments import ids_sha256
 from kvcmas.engine.session import Engine
 from repro import env
+from repro.runners.allocations import Allocations
 from repro.runners.memory import PeakMemory
 from repro.runners.serving.pools import fill, has_pool, load_pool, save_pool
 from repro.runners.stream.cells import Cell, Stage
 from repro.runners.stream.machine import measure_rates
-from repro.runners.stream.memory import Allocations
 from repro.runners.stream.model import stretch
 from repro.runners.stream.pools import anchors_of, filled
 from repro.runners.stream.rows import Place, end_of_workflow, turn_row
@@ -112,11 +113,12 @@ class Runner:
         writer = RunWriter(cell.directory, self._info(cell, warmed, pool_entries=entries))
         if anew:
             writer.truncate_to(0)
-        engine = _engine(cell, adapter, pool)
-        del pool
+        engine = _engine(cell, adapter, None)
         self._collect()
         yield from range(1, writer.completed() + 1)
         for index in range(writer.completed(), len(cell.stage.workload.workflows)):
+            if pool is not None:
+                engine.load_state(pool)
             self._workflow(cell, engine, writer, index, warmed.transient)
             yield index + 1
 
@@ -294,11 +296,11 @@ def warm_up(engine: Engine, stage: Stage) -> _Warmed:
     ).buffer
     if not engine.method.learns:
         return _Warmed(len(workflow.turns), None)
+    known = set(engine.state().entries)
     with torch.inference_mode(), Allocations() as made:
         session.learn(opened, buffer)
-    state = engine.state()
-    left = made.made(tensor for entry in state.entries.values() for tensor in entry.values())
-    return _Warmed(len(workflow.turns), made.peak - left)
+    learned = State(entries={k: e for k, e in engine.state().entries.items() if k not in known})
+    return _Warmed(len(workflow.turns), max(0, made.peak - learned.nbytes))
 
 
 def _engine(cell: Cell, adapter: TransformersAdapter, pool: State | None) -> Engine:
