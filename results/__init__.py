@@ -1,6 +1,7 @@
 """Run records and what is computed from them: statistics, tables, the claim ledger. No torch."""
 
 from results import (
+    ablation_claims,
     accuracy_claims,
     accuracy_table,
     analysis_claims,
@@ -10,8 +11,10 @@ from results import (
     fidelity_table,
     headline,
     kvcmas_tables,
+    memory_claims,
     serving_claims,
     serving_tables,
+    stream_claims,
     stream_studies,
     stream_tables,
     ttft_table,
@@ -19,6 +22,7 @@ from results import (
 )
 
 __all__ = [
+    "ablation_claims",
     "accuracy_claims",
     "accuracy_table",
     "analysis_claims",
@@ -28,8 +32,10 @@ __all__ = [
     "fidelity_table",
     "headline",
     "kvcmas_tables",
+    "memory_claims",
     "serving_claims",
     "serving_tables",
+    "stream_claims",
     "stream_studies",
     "stream_tables",
     "ttft_table",

@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from results.errors import RecordError
+from results.formula_record import FormulaRecord
 from results.schema import (
     SCHEMA_VERSION,
     EdgeRecord,
@@ -48,6 +49,7 @@ __all__ = [
     "FidelityEdge",
     "FidelityRecord",
     "FirstToken",
+    "FormulaRecord",
     "LostRequest",
     "RequestRecord",
     "Row",
@@ -73,7 +75,7 @@ PACKED_FILE = "records.jsonl.xz"
 # Digits of a measured number that a packed run keeps.
 PACKED_DIGITS = 7
 
-TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest | StreamRecord
+TurnRow = TurnRecord | FidelityRecord | RequestRecord | LostRequest | StreamRecord | FormulaRecord
 Row = TurnRow | SampleRecord
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])
 
@@ -110,6 +112,8 @@ class Run:
     """Requests that were not."""
     streamed: tuple[StreamRecord, ...] = ()
     """Turns of a single stream."""
+    formulas: tuple[FormulaRecord, ...] = ()
+    """Numbers that were calculated."""
     directory: Path | None = None
 
     @property
@@ -231,6 +235,7 @@ def read_run(directory: Path) -> Run:
         requests=tuple(turn for turn in turns if isinstance(turn, RequestRecord)),
         lost=tuple(turn for turn in turns if isinstance(turn, LostRequest)),
         streamed=tuple(turn for turn in turns if isinstance(turn, StreamRecord)),
+        formulas=tuple(turn for turn in turns if isinstance(turn, FormulaRecord)),
         directory=directory,
     )
 

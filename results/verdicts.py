@@ -22,6 +22,7 @@ __all__ = [
     "evaluates",
     "evaluates_analyses",
     "judge_ratio",
+    "judge_value",
     "judged",
     "worst",
 ]
@@ -102,6 +103,16 @@ def judge_ratio(value: float, paper: float) -> Verdict:
     if abs(value - paper) <= tolerance * paper:
         return "agrees"
     return "agrees in direction" if (value - 1) * (paper - 1) > 0 else "disagrees"
+
+
+def judge_value(claim: Claim, relation: str, value: float, paper: float) -> Verdict:
+    """A number beside the paper's, by the rule for the claim's kind, a ratio or an amount."""
+    if claim.kind == "ratio":
+        return judge_ratio(value, paper)
+    if relation == "above":
+        return "agrees" if value > paper else "disagrees"
+    tolerance = load_ledger().rules["bytes"].tolerance or 0.0
+    return "agrees" if abs(value - paper) <= tolerance * paper else "disagrees"
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -47,15 +48,21 @@ def memory(
         bool,
         typer.Option("--claims", help="C08 to C13 and C35 instead, in the paper's settings."),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="With --claims: leave a record that repro claims judges."),
+    ] = None,
 ) -> None:
     """Calculate bytes by category for any configuration; nothing is run or downloaded."""
     from repro.commands.memory_run import Request, run, run_claims
 
     if claims:
-        if len(_given(context)) > 1:
-            raise UserError("--claims has the paper's settings and takes no other option")
-        run_claims()
+        if set(_given(context)) - {"claims", "out"}:
+            raise UserError("--claims has the paper's settings and takes no option but --out")
+        run_claims(out)
         return
+    if out is not None:
+        raise UserError("--out leaves a record of --claims; there is none of other calculations")
     parts = {"system": system, "private": private, "glue": glue, "tail": tail}
     run(
         Request(

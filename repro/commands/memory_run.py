@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +26,7 @@ from repro.runners.memory_model import (
     layout_turns,
     memory_bytes,
 )
+from repro.runners.memory_record import write_findings
 from traces.generator import GeneratorSettings, LayoutName, Lengths
 
 
@@ -72,10 +74,17 @@ def run(request: Request) -> None:
     _print_lines(console, _assumptions(request, model, lengths, turns, methods))
 
 
-def run_claims() -> None:
-    """Print C08 to C13 and C35 beside the paper's numbers, with what was assumed for each."""
-    console = output_console()
-    for finding in memory_findings():
+def run_claims(out: Path | None = None) -> None:
+    """Print C08 to C13 and C35 beside the paper's numbers, with what was assumed for each.
+
+    Args:
+        out: leave a record below this folder.
+    """
+    console, findings = output_console(), memory_findings()
+    if out is not None:
+        directory = write_findings(findings, out)
+        Console(stderr=True).print(f"the record is in {directory}")
+    for finding in findings:
         table = _grid("claim", "quantity", "paper", "ours", "gap", "verdict", texts=2)
         for row in finding.rows:
             table.add_row(row.claim, escape(row.quantity), *_numbers(row))

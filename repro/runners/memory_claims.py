@@ -16,7 +16,7 @@ from repro.runners.memory_model import (
     pool_bytes,
 )
 from results.claims import Claim, PaperSettings, Verdict, load_ledger
-from results.verdicts import judge_ratio
+from results.verdicts import judge_value
 from traces.generator import GeneratorSettings, LayoutName
 
 _GB, _GIB = 10**9, 2**30
@@ -234,7 +234,7 @@ def _complexity(claim: Claim, paper: PaperSettings, llama: Figures) -> Finding:
         default = here.pool("kvcmas", capacity, edges)
         formula = shared * width / (rank * (shared + width))
         name = f"at {shared // 1024}K"
-        verdict = _judge(claim, "equal", formula, full / same)
+        verdict = judge_value(claim, "equal", full / same, formula)
         rows += [
             Row(claim.id, f"L D / (r (L + D)) {name}", "equal", formula, full / same, "x", verdict),
             _own(claim, f"chained, a base per edge, {name}", full / default, "x"),
@@ -298,7 +298,7 @@ def _rows(claim: Claim, ours: list[float]) -> list[Row]:
             paper,
             our,
             value.unit,
-            _judge(claim, value.relation, paper, our),
+            judge_value(claim, value.relation, our, paper),
         )
         for value, paper, our in stated
     ]
@@ -310,12 +310,3 @@ def _reading(claim: Claim, quantity: str, paper: float, ours: float, unit: str) 
 
 def _own(claim: Claim, quantity: str, value: float, unit: str) -> Row:
     return Row(claim.id, quantity, "", None, value, unit, None)
-
-
-def _judge(claim: Claim, relation: str, paper: float, ours: float) -> Verdict:
-    if claim.kind == "ratio":
-        return judge_ratio(ours, paper)
-    if relation == "above":
-        return "agrees" if ours > paper else "disagrees"
-    tolerance = load_ledger().rules["bytes"].tolerance or 0.0
-    return "agrees" if abs(ours - paper) <= tolerance * paper else "disagrees"

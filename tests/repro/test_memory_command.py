@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvcmas.errors import UserError
 from repro.cli import app
 from repro.runners.memory_claims import memory_findings
+from results.records import read_runs
+from results.verdicts import judged, worst
 
 
 def memory(*arguments: str) -> Result:
@@ -46,7 +50,8 @@ def test_lengths_of_a_prompt_can_be_given() -> None:
         (("--ctx", "many"), "no number of tokens"),
         (("--set", "rank=3"), "no chosen method has a setting"),
         (("--method", "kvcmas", "--set", "pf_policy=rotate"), "not counted"),
-        (("--claims", "--ctx", "2k"), "takes no other option"),
+        (("--claims", "--ctx", "2k"), "takes no option but --out"),
+        (("--out", "runs"), "leaves a record of --claims"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:
@@ -73,3 +78,18 @@ def test_claims_are_printed_with_their_assumptions() -> None:
     ended = memory("--claims")
     assert ended.exit_code == 0
     assert "435.60 GB" in ended.output and "not publish" in ended.output
+
+
+def test_claims_leave_a_record_that_the_ledger_judges(tmp_path: Path) -> None:
+    for _ in range(2):  # the same numbers are there once
+        assert memory("--claims", "--out", str(tmp_path)).exit_code == 0
+    (run,) = read_runs(tmp_path)
+    assert [s.sample_id for s in run.samples] == [*(f"C{n:02}" for n in range(8, 14)), "C35"]
+    findings = {(r.claim, r.quantity): r for found in memory_findings() for r in found.rows}
+    assert len(run.formulas) == len(findings)
+    judgements = {row.claim.id: row for row in judged([run])}
+    for claim in ("C09", "C10", "C11", "C12", "C13", "C35"):
+        row = judgements[claim]
+        own = [r.verdict for (id_, _), r in findings.items() if id_ == claim and r.verdict]
+        assert row.verdict == worst(own) and row.runs == (run.info.run_key,)
+    assert judgements["C26"].verdict == "not measured"
