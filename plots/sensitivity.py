@@ -19,7 +19,7 @@ from plots.style import GREY, WIDTH, Label, label_ends, look, save, small_print,
 from results.errors import ResultsError
 from results.names import display_name
 from results.records import Run
-from results.serving import ServedCell, of_mode, served_cells, speed_up
+from results.serving import EXACT, ServedCell, of_mode, served_cells, speed_up
 
 _LAW: Final = "even"
 _RHO: Final = 0.8
@@ -90,7 +90,7 @@ def _at_highest_rate(cells: Sequence[ServedCell], shared: int) -> list[ServedCel
 def _panel(axes: Axes, cells: Sequence[ServedCell]) -> list[Label]:
     sizes = pages(cells)
     labels = []
-    for method, variant in dict.fromkeys(_line(cell) for cell in cells):
+    for method, variant in dict.fromkeys(_line(c) for c in cells if c.key.method != EXACT):
         own = [cell for cell in cells if _line(cell) == (method, variant)]
         paged = sorted((c for c in own if _page(c) is not None), key=lambda c: _page(c) or 0)
         drawn = [(size, cell) for cell in paged if (size := _page(cell)) is not None]
@@ -100,15 +100,14 @@ def _panel(axes: Axes, cells: Sequence[ServedCell]) -> list[Label]:
         if any(math.isnan(gain.value) for gain in gains):
             continue
         style, colour = look(method), look(method).colour
-        marker = {"marker": style.marker} if drawn else {}
-        line = ":" if variant else style.line
+        line, marker = ":" if variant else style.line, style.marker if drawn else "None"
         values = [gain.value for gain in gains]
-        axes.plot(x, values, color=colour, linestyle=line, **marker)
+        axes.plot(x, values, color=colour, linestyle=line, marker=marker)
         if drawn:
             axes.vlines(x, [g.low for g in gains], [g.high for g in gains], color=colour, lw=1)
         bounds = [cell.serve.work_bound or math.nan for _, cell in points]
         axes.plot(x, bounds, color=colour, linestyle="--", linewidth=0.8, alpha=0.6)
-        name = f"{display_name(method)} {variant}".strip()
+        name = variant or display_name(method)
         labels.append(Label(values[-1], f"{name} {values[-1]:.2f}", colour))
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
