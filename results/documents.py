@@ -11,11 +11,14 @@ A document marks where a table of the registry, or one of its cells, belongs:
 
     <!-- figure 4 folder=results/reference/figures --><!-- end -->
 
+    <!-- bench kvcomm-1k --><!-- end -->
+
 What stands between the marks is replaced. ``runs`` is a directory below the folder of records, or
 ``.`` for all of them; ``where`` keeps the rows whose displayed cells are these, ``column=text``
 pairs joined by ``;``; ``footer=no`` leaves out a table's footer. A ``value`` has to be one cell.
 Where rows come from several settings, the column that tells them apart is always shown. A
-``figure`` is one in ``figures`` below the folder of records, which the document calls ``folder``.
+``figure`` is one in ``figures`` below the folder of records, which the document calls ``folder``; a
+``bench`` is a file of ``repro bench --out`` in ``bench`` below it.
 """
 
 from __future__ import annotations
@@ -30,17 +33,20 @@ from pathlib import Path
 from results import render
 from results.errors import ResultsError, TableError
 from results.evidence import Evidence, read_evidence
+from results.goals import read_bench
 from results.tables import SETTING, Table, build_table
 from results.verdicts import judged
 
 _BLOCK = re.compile(
-    r"(<!-- (?P<kind>table|value|claims|figure) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)", re.S
+    r"(<!-- (?P<kind>table|value|claims|figure|bench) (?P<what>.*?) -->)(?P<old>.*?)(<!-- end -->)",
+    re.S,
 )
 _OPTIONS = {
     "table": frozenset({"runs", "columns", "where", "footer"}),
     "value": frozenset({"runs", "column", "where"}),
     "claims": frozenset({"runs", "rows"}),
     "figure": frozenset({"folder"}),
+    "bench": frozenset(),
 }
 _CLAIMS = ("Claim", "Statement", "Verdict", "Measured here")
 
@@ -72,6 +78,9 @@ def renew(text: str, records: Path, name: str) -> str:
                 body = _claims(read(options["runs"]), options.get("rows", "yes") == "yes")
             elif kind == "figure":
                 body = _figure(what[0], _options(kind, what[1:])["folder"], records)
+            elif kind == "bench":
+                _options(kind, what[1:])
+                body = _bench(what[0], records)
             else:
                 body = _made(kind, what[0], _options(kind, what[1:]), tables)
         except (ResultsError, ValueError) as error:
@@ -110,6 +119,14 @@ def _figure(number: str, folder: str, records: Path) -> str:
     if (records / "figures" / f"figure{number}.png").exists():
         return f"\n![Figure {number}]({folder}/figure{number}.png)\n"
     return f"\nFigure {number} has no records yet.\n"
+
+
+def _bench(name: str, records: Path) -> str:
+    """A bench's rows beside their goals, or what is missing for them."""
+    path = records / "bench" / f"{name}.json"
+    if not path.exists():
+        return f"\n{name} has no record yet.\n"
+    return "\n" + read_bench(path).to_markdown()
 
 
 def _made(

@@ -11,6 +11,7 @@ from kvcmas.errors import UserError
 from repro.cli import app
 from results.documents import renew
 from results.errors import TableError
+from results.goals import BenchRecord, BenchRow
 from results.records import RunWriter, pack
 
 TABLE = '<!-- table 1 runs=small columns=method,accuracy_percent where="method={}" {} -->'
@@ -118,3 +119,17 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, command)
         assert isinstance(result.exception, UserError)
         assert str(tmp_path) in str(result.exception)
+
+
+def test_a_bench_is_shown_beside_its_goals(tmp_path: Path) -> None:
+    text = "<!-- bench turn -->old<!-- end -->"
+    assert renew(text, tmp_path, "a.md").count("turn has no record yet.") == 1
+    row = BenchRow(name="KVCMAS / NonShared", values=(0.07,), goal=0.08)
+    record = BenchRecord(bench="turn", title="Layout T", rows=(row,), environment={})
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "turn.json").write_text(record.model_dump_json())
+    made = renew(text, tmp_path, "a.md")
+    assert "**Layout T**" in made
+    assert "| KVCMAS / NonShared | 0.07 |  | 1 | <= 0.08 | yes |" in made
+    with pytest.raises(TableError, match="no option runs"):
+        renew("<!-- bench turn runs=. --><!-- end -->", tmp_path, "a.md")
