@@ -17,7 +17,7 @@ from results.records import Run
 from results.serving import ServedCell, of_mode, served_cells, too_few
 from results.serving_claims import LAW, compared, headline_pairs, percentile_of
 from results.serving_tables import footer
-from results.tables import Column, provenance, register
+from results.tables import Column, provenance, register, split_settings
 
 CLAIMS = ("C01", "C02", "C03", "C04", "C05")
 
@@ -66,8 +66,8 @@ def _register(number: str, title: str, kind: str, command: str) -> None:
 
 def _used(runs: Sequence[Run]) -> tuple[str, ...]:
     """Footer of the runs that are compared."""
-    cells = served_cells(runs)
-    pairs = [pair for name in CLAIMS for pair in headline_pairs(name, cells)]
+    groups = [served_cells(group) for _, group in split_settings(runs)]
+    pairs = [pair for cells in groups for name in CLAIMS for pair in headline_pairs(name, cells)]
     used = {run.info.run_key: run for pair in pairs for cell in pair for run in cell.runs}
     return footer(list(used.values())) if used else ("no records at the paper's serving point yet",)
 
@@ -106,25 +106,27 @@ def _full_prefills(cell: ServedCell) -> str:
 
 def errors(runs: Sequence[Run]) -> list[dict[str, object]]:
     """Every real cell that was predicted, beside its prediction; error is modelled / real - 1."""
-    modelled = {cell.key: cell for cell in served_cells(of_mode(runs, "modelled"))}
     rows = []
-    for cell in served_cells(of_mode(runs)):
-        if (other := modelled.get(cell.key)) is None:
-            continue
-        rows.append(
-            {
-                "bench": cell.key.load.bench,
-                "arrival": cell.key.load.arrival,
-                "qps": cell.key.load.qps,
-                "rho": cell.key.rho,
-                "method": display_name(cell.key.method),
-                "variant": cell.key.label,
-                "n": len(cell.requests),
-                **_error(cell, other, 50),
-                **_error(cell, other, 90),
-            }
-        )
+    for _, group in split_settings(runs):
+        modelled = {cell.key: cell for cell in served_cells(of_mode(group, "modelled"))}
+        for cell in served_cells(of_mode(group)):
+            if (other := modelled.get(cell.key)) is not None:
+                rows.append(_compared(cell, other))
     return rows
+
+
+def _compared(cell: ServedCell, other: ServedCell) -> dict[str, object]:
+    return {
+        "bench": cell.key.load.bench,
+        "arrival": cell.key.load.arrival,
+        "qps": cell.key.load.qps,
+        "rho": cell.key.rho,
+        "method": display_name(cell.key.method),
+        "variant": cell.key.label,
+        "n": len(cell.requests),
+        **_error(cell, other, 50),
+        **_error(cell, other, 90),
+    }
 
 
 def _error(cell: ServedCell, other: ServedCell, q: int) -> dict[str, float]:

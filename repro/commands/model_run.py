@@ -22,7 +22,7 @@ from repro.runners.queue_study import VOCAB, Modelled, Skipped, predict, validat
 from repro.runners.serving.capacity import LLAMA_8B
 from results.records import Run, read_runs
 from results.serving import of_mode
-from results.tables import build_table
+from results.tables import build_table, split_settings
 from traces import GeneratorSettings
 
 
@@ -110,7 +110,7 @@ def check(runs: Path, out: Path, *, records: bool = False) -> None:
         UserError: no served cell under load that could be compared.
     """
     real = of_mode(read_runs(runs))
-    found = list(validate(real))
+    found = [one for _, group in split_settings(real) for one in validate(group)]
     modelled = [one for one in found if isinstance(one, Run)]
     skipped = [one for one in found if isinstance(one, Skipped)]
     notes = Console(stderr=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvcmas.errors import UserError
+from kvcmas.serving.host import HostOptions
 from repro.profiles.serve import ServeMethod, ServeProfile
 from repro.runners.emulation.cells import emulated_cells
 from repro.runners.emulation.costs import (
@@ -116,6 +117,12 @@ def test_what_cannot_be_emulated_is_said() -> None:
         load_constants({"page_tokens": 0})
     with pytest.raises(UserError, match=r"emulation\.pages"):
         load_constants({"pages": 4})
+
+
+def test_a_prefix_cache_is_for_engines_without_the_plug_in() -> None:
+    assert HostOptions(stock=True, prefix_caching=True).prefix_caching
+    with pytest.raises(UserError, match="prefix caching is for stock engines"):
+        HostOptions(prefix_caching=True)
 
 
 class Recorder:

@@ -14,7 +14,8 @@ from tests.served import served_run
 def cell(kind: str, method: str, service: float, **changes: Any) -> Run:
     modes = {"serve": "real", "emulate": "emulated", "model": "modelled"}
     trace = {"shared_tokens": 32_768, "qps": 8.0}
-    return served_run(method, service, mode=modes[kind], info={"kind": kind}, **trace | changes)
+    info = {"kind": kind} | changes.pop("info", {})
+    return served_run(method, service, mode=modes[kind], info=info, **trace | changes)
 
 
 def cells(kind: str, gain: float, **changes: Any) -> list[Run]:
@@ -57,6 +58,17 @@ def test_emulated_rivals_have_one_first_turn_and_count_full_prefills() -> None:
     frame = build_table("headline-emulated", runs).frame
     assert frame["claim"].tolist() == ["C01", "C02", "C03", "C03"]
     assert frame.loc[2, "full_prefills"] == "KVCMAS 31 of 68; GraphFlow 31 of 68"
+
+
+def test_settings_are_kept_apart() -> None:
+    runs = cells("serve", 2.0)
+    runs += [
+        cell("serve", method, service, work_bound=bound, info={"engine": "vllm"})
+        for method, service, bound in (("nonshared", 3.0, 1.0), ("kvcmas", 1.0, 2.2))
+    ]
+    table = build_table("headline", runs)
+    assert table.frame["value"].tolist() == pytest.approx([2, 2, 3, 3], rel=0.1)
+    assert table.frame["setting"].nunique() == 2
 
 
 def test_nothing_at_the_point_is_said() -> None:
