@@ -7,8 +7,9 @@ from files of `repro analyze` with ``ANALYSIS_FIGURES``, number to the name of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -94,17 +95,36 @@ def draw_figure(number: str, evidence: Evidence, out: Path) -> list[Path]:
     return draw(evidence, out)
 
 
-def draw_or_say(number: str, evidence: Evidence, out: Path) -> tuple[list[Path], str | None]:
-    """The same, but a figure without records says on its sheet what fills it.
+@dataclass(frozen=True)
+class Drawn:
+    """One figure: its files, and why it is empty, if it is."""
 
-    Returns the paths, and why the figure is empty, if it is.
-    """
+    spec: FigureSpec
+    paths: tuple[Path, ...]
+    empty: str | None = None
+
+
+def draw_all(evidence: Evidence, out: Path) -> Iterator[Drawn]:
+    """Every figure of the paper, and those variants that there are records for."""
+    for number in known_figures():
+        if number in FIGURES:
+            yield draw_or_say(number, evidence, out)
+            continue
+        with suppress(ResultsError):
+            base, _, variant = number.partition("-")
+            of = FIGURES.get(base, FigureSpec(base, "figure", "repro --help"))
+            spec = replace(of, number=number, title=f"{of.title}, {variant}")
+            yield Drawn(spec, tuple(draw_figure(number, evidence, out)))
+
+
+def draw_or_say(number: str, evidence: Evidence, out: Path) -> Drawn:
+    """One figure of the paper; without records its sheet says what fills it."""
+    spec = FIGURES[number]
     try:
-        return draw_figure(number, evidence, out), None
+        return Drawn(spec, tuple(draw_figure(number, evidence, out)))
     except ResultsError as error:
-        spec = FIGURES[number]
         reason = str(error) if spec.command in str(error) else f"{error}; made by: {spec.command}"
-        return _empty(spec, reason, out), reason
+        return Drawn(spec, tuple(_empty(spec, reason, out)), reason)
 
 
 def _empty(spec: FigureSpec, reason: str, out: Path) -> list[Path]:
@@ -151,7 +171,8 @@ def _from_runs(number: str, draw: DrawRuns) -> Draw:
     def apart(evidence: Evidence, out: Path) -> list[Path]:
         served = [run for run in evidence.runs if run.info.serve is not None]
         groups = sorted((group for _, group in split_settings(served)), key=len, reverse=True)
-        paths, reasons = [], ["no records yet"]
+        paths: list[Path] = []
+        reasons = ["no records yet"]
         for group in groups:
             try:
                 paths += draw(group, out / _folder(group[0]) if paths else out)

@@ -92,7 +92,7 @@ def _make(plan: Plan, notes: Console) -> dict[str, str]:
 
     def figures() -> str:
         drawn = draw_figures(plan.records, plan.out / "figures")
-        empty = [number for number, figure in drawn.items() if figure.empty]
+        empty = [one.spec.number for one in drawn if one.empty]
         return f"{len(drawn)} in {plan.out / 'figures'}" + _without(empty)
 
     def verdicts() -> str:

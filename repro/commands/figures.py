@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from kvcmas.errors import UserError
-from results.errors import ResultsError
 from results.evidence import digest, read_evidence
+
+if TYPE_CHECKING:
+    from plots.registry import Drawn
 
 # What a folder of figures was drawn from.
 INDEX_FILE = "figures.json"
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One figure in a folder: its files, relative to it, and why it is empty, if it is."""
-
-    title: str
-    files: tuple[str, ...]
-    empty: str | None
-    command: str
 
 
 def show_figure(number: str, runs: Path, out: Path) -> None:
@@ -41,31 +33,25 @@ def show_figure(number: str, runs: Path, out: Path) -> None:
         Console(stderr=True).print(f"wrote {path}")
 
 
-def draw_figures(runs: Path, out: Path) -> dict[str, Drawn]:
+def draw_figures(runs: Path, out: Path) -> list[Drawn]:
     """Draw every figure of the paper, and variants that have records, and say what is empty.
 
     ``figures.json`` beside them holds the hash of the records they were drawn from.
     """
-    from plots.registry import FIGURES, draw_figure, draw_or_say, known_figures
+    from plots.registry import draw_all
 
     evidence, notes = read_evidence(runs), Console(stderr=True)
-    drawn = {}
-    for number in known_figures():
-        if number in FIGURES:
-            spec = FIGURES[number]
-            paths, empty = draw_or_say(number, evidence, out)
-        else:
-            base, _, variant = number.partition("-")
-            spec = FIGURES[base]
-            try:
-                paths, empty = draw_figure(number, evidence, out), None
-            except ResultsError:
-                continue  # a variant without records
-        names = tuple(path.relative_to(out).as_posix() for path in paths)
-        title = spec.title if number in FIGURES else f"{spec.title}, {variant}"
-        drawn[number] = Drawn(title, names, empty, spec.command)
-        notes.print(f"figure {number}: {empty or 'drawn'}", style="dim", highlight=False)
-    index = {"records": digest(runs), "figures": {n: asdict(d) for n, d in drawn.items()}}
-    (out / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    drawn, index = [], {}
+    for one in draw_all(evidence, out):
+        drawn.append(one)
+        index[one.spec.number] = {
+            "title": one.spec.title,
+            "command": one.spec.command,
+            "files": [path.relative_to(out).as_posix() for path in one.paths],
+            "empty": one.empty,
+        }
+        notes.print(f"figure {one.spec.number}: {one.empty or 'drawn'}", style="dim")
+    text = json.dumps({"records": digest(runs), "figures": index}, indent=1)
+    (out / INDEX_FILE).write_text(f"{text}\n", encoding="utf-8")
     notes.print(f"figures are in {out}")
     return drawn

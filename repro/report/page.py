@@ -15,11 +15,10 @@ from jinja2 import Environment, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from plots.registry import FIGURES, draw_figure, draw_or_say, known_figures
+from plots.registry import draw_all
 from repro.commands.console import duration
 from repro.commands.tables import make_tables
 from results.claims import LedgerRow, PaperValue
-from results.errors import ResultsError
 from results.evidence import Evidence, digest
 from results.folders import folders
 from results.tables import Table
@@ -144,22 +143,17 @@ def _stated(value: PaperValue) -> str:
 
 
 def _figures(evidence: Evidence) -> list[FigureView]:
-    views = []
     with tempfile.TemporaryDirectory() as name:
-        for number in known_figures():
-            base, _, variant = number.partition("-")
-            spec = FIGURES[base]
-            try:
-                if variant:
-                    paths, empty = draw_figure(number, evidence, Path(name)), None
-                else:
-                    paths, empty = draw_or_say(number, evidence, Path(name))
-            except ResultsError:
-                continue  # a variant without records
-            sheets = [_uri(path) for path in paths if path.suffix == ".svg"] if not empty else ()
-            title = f"{spec.title}, {variant}" if variant else spec.title
-            views.append(FigureView(number, title, spec.command, tuple(sheets), empty))
-    return views
+        return [
+            FigureView(
+                drawn.spec.number,
+                drawn.spec.title,
+                drawn.spec.command,
+                () if drawn.empty else tuple(_uri(p) for p in drawn.paths if p.suffix == ".svg"),
+                drawn.empty,
+            )
+            for drawn in draw_all(evidence, Path(name))
+        ]
 
 
 def _uri(svg: Path) -> str:

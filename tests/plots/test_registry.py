@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plots import style
-from plots.registry import FIGURES, draw_figure, draw_or_say, known_figures
+from plots.registry import FIGURES, draw_all, draw_figure, draw_or_say, known_figures
 from results.errors import ResultsError
 from results.evidence import Evidence, read_evidence
 from tests.analyses import chain, ranks
@@ -27,7 +27,8 @@ def test_all_figures_of_the_paper_are_known() -> None:
 
 @pytest.mark.parametrize("number", list(FIGURES))
 def test_an_empty_figure_names_its_command(number: str, tmp_path: Path) -> None:
-    (path,), reason = draw_or_say(number, Evidence(), tmp_path)
+    drawn = draw_or_say(number, Evidence(), tmp_path)
+    (path,), reason = drawn.paths, drawn.empty
     assert path == tmp_path / f"figure{number}.svg"
     assert reason is not None and "repro " in reason
     assert reason.partition("made by: ")[2][:20] in path.read_text()
@@ -40,7 +41,7 @@ def test_analyses_are_drawn_from_their_files(tmp_path: Path) -> None:
     ranks({"delta": 20, "base": 10}).pack(tmp_path)
     evidence = read_evidence(tmp_path)
     for number in ("2", "3", "7"):
-        assert draw_or_say(number, evidence, tmp_path)[1] is None
+        assert draw_or_say(number, evidence, tmp_path).empty is None
 
 
 def test_settings_that_cannot_share_a_sheet_get_one_each(tmp_path: Path) -> None:
@@ -56,3 +57,10 @@ def test_settings_that_cannot_share_a_sheet_get_one_each(tmp_path: Path) -> None
 def test_an_unknown_figure_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="unknown figure '1'; known here: 2, 3"):
         draw_figure("1", Evidence(), tmp_path)
+
+
+def test_all_figures_of_the_paper_are_drawn_and_variants_only_with_records(tmp_path: Path) -> None:
+    runs = (served_run("nonshared", 1.0), served_run("kvcmas", 0.5))
+    drawn = {one.spec.number: one for one in draw_all(Evidence(runs), tmp_path)}
+    assert tuple(drawn) == tuple(FIGURES)
+    assert [number for number, one in drawn.items() if one.empty is None] == ["5", "8"]
