@@ -15,6 +15,7 @@ from repro.commands.settings import check_writable, choose_device
 from repro.commands.stream_plan import Request, cells_of, stream_profile, sweeps
 from repro.commands.stream_view import Estimate, dry_run_table, finished_line, header
 from repro.commands.tables import print_table, write_table
+from repro.models.loading import check_device
 from repro.profiles.stream import StreamShape
 from repro.runners.serving.memory import parse_bytes
 from repro.runners.stream.cells import Cell
@@ -38,6 +39,8 @@ def run(request: Request) -> None:
     profile, settings = stream_profile(request)
     todo = sweeps(request, profile, settings)
     device = choose_device(profile.device)
+    if not request.dry_run:
+        check_device(device)
     check_writable(request.out)
     limit = parse_bytes(profile.memory_limit) if profile.memory_limit else _memory_of(device)
     known: dict[tuple[str, str], StreamModel] = {}
@@ -108,7 +111,7 @@ def _run(
 
 
 def _memory_of(device: str) -> int:
-    """All memory of the device, in bytes."""
-    if device.startswith("cuda"):
+    """All memory of the device, in bytes; of this machine where the device is not here."""
+    if device.startswith("cuda") and torch.cuda.is_available():
         return torch.cuda.get_device_properties(device).total_memory
     return psutil.virtual_memory().total

@@ -56,8 +56,8 @@ def header(cells: Sequence[Cell]) -> list[str]:
     lines = [
         f"layout {first.layout}; {len(cells)} cells on {len(stages)} shapes: {'; '.join(stages)}",
         "token ids are random and outputs are fed token by token; every workflow starts with full"
-        " pools, copies of one workflow's anchors; the first turn of a workflow is dense, then reuse"
-        " by schedule or budget; one workflow per shape and method is run before and discarded",
+        " pools, copies of one workflow's anchors; its first turn is dense, then reuse is set by"
+        " schedule or budget; one workflow per shape and method is run before and discarded",
     ]
     if stretched:
         lines.append(f"contexts are longer than these models' own: {', '.join(stretched)}")

@@ -45,10 +45,7 @@ def load(
 
     if dtype not in _DTYPES:
         raise UserError(f"unknown dtype '{dtype}'; one of {', '.join(_DTYPES)}")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device '{device}' cannot be used: {_first_line(error)}") from error
+    check_device(device)
     element_type = dtype if dtype == "auto" else getattr(torch, dtype)
     with quiet_transformers():
         try:
@@ -56,6 +53,20 @@ def load(
             return model, load_tokenizer(resolved.path)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"cannot load {resolved.path}: {_first_line(error)}") from error
+
+
+def check_device(device: str | torch.device) -> None:
+    """See that tensors can be made on a device.
+
+    Raises:
+        UserError: they cannot.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{device}' cannot be used: {_first_line(error)}") from error
 
 
 def load_weights(

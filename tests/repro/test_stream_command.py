@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,6 +217,24 @@ def test_bad_input_is_one_clear_line(
     ended = stream(tmp_path, "--model=tiny-llama", "--dry-run", *arguments)
     assert isinstance(ended.exception, UserError)
     assert message in str(ended.exception) and "\n" not in str(ended.exception)
+
+
+def test_the_script_for_gpus_runs_here_on_a_small_model(tmp_path: Path) -> None:
+    small = ("--model=tiny-qwen2", "--ctx=64", "--scale=16", "--workflows=1", "--outputs=16")
+    here = ("--set=device=cpu", "--set=dtype=auto", "--methods=nonshared,kvcmas", "--rho=0.8")
+    script = Path(__file__).parents[2] / "scripts" / "gpu_stream.sh"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", str(script), *small, *here],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert {run.info.method for run in read_runs(tmp_path / "runs")} == {"nonshared", "kvcmas"}
+    assert "0 to run" in (tmp_path / "gpu_stream.log").read_text()
 
 
 def test_profiles_hold_the_papers_sweeps() -> None:

@@ -24,13 +24,25 @@ def anchors_of(method: Method) -> int:
     return int(settings["capacity"]) + (settings["capacity_rule"] == "authors")
 
 
-def filled(state: State, method: Method, dtype: torch.dtype) -> State:
-    """An engine's state after one workflow, as it is with full pools and finished means."""
-    meta = copy.deepcopy(state.meta)
-    entries = dict(state.entries)
-    own = meta["method"]
-    _copy_anchors(own, entries, anchors_of(method))
-    _finish_means(own, entries, method, dtype)
+def filled(state: State, method: Method) -> State:
+    """An engine's state after one workflow, as it is with full pools."""
+    meta, entries = copy.deepcopy(state.meta), dict(state.entries)
+    _copy_anchors(meta["method"], entries, anchors_of(method))
+    return State(meta, entries)
+
+
+def finished(state: State, method: Method, dtype: torch.dtype) -> State:
+    """The same state with GraphFlow's means of equal samples, which are that sample, finished.
+
+    Finished means have the model's dtype.
+    """
+    meta, entries = copy.deepcopy(state.meta), dict(state.entries)
+    for relation in meta["method"].get("relations", {}).values():
+        relation["samples"] = method.settings()["n_cal"]
+        name = f"m.{relation['serial']}"
+        entries[name] = {
+            key: t.to(dtype) if t.is_floating_point() else t for key, t in entries[name].items()
+        }
     return State(meta, entries)
 
 
@@ -47,18 +59,3 @@ def _copy_anchors(
                 parts[name] = {**part, "entry": str(meta["serial"])}
                 meta["serial"] += 1
             held.append({**first, "request": f"{first['request']}-copy-{copied}", "parts": parts})
-
-
-def _finish_means(
-    meta: dict[str, Any],
-    entries: dict[str, dict[str, torch.Tensor]],
-    method: Method,
-    dtype: torch.dtype,
-) -> None:
-    """GraphFlow's means of equal samples are that sample; finished ones have the model's dtype."""
-    for relation in meta.get("relations", {}).values():
-        relation["samples"] = method.settings()["n_cal"]
-        name = f"m.{relation['serial']}"
-        entries[name] = {
-            key: t.to(dtype) if t.is_floating_point() else t for key, t in entries[name].items()
-        }

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
@@ -29,7 +28,7 @@ from repro.runners.serving.pools import fill, has_pool, load_pool, save_pool
 from repro.runners.stream.cells import Cell, Stage
 from repro.runners.stream.machine import measure_rates
 from repro.runners.stream.model import stretch
-from repro.runners.stream.pools import anchors_of, filled
+from repro.runners.stream.pools import anchors_of, filled, finished
 from repro.runners.stream.rows import Place, end_of_workflow, turn_row
 from results.records import Run, RunInfo, RunWriter, read_run
 from results.stream_schema import Rates, StreamInfo
@@ -91,8 +90,9 @@ class Runner:
             stage.workload.topology,
             stage.model.sketch.reference_prefix,
         )
-        for path, state in states.items():
-            save_pool(Path(path), 1, state)
+        dtype = stage.model.sketch.spec.dtype
+        for path, cell in missing.items():
+            save_pool(path, 1, finished(states[str(path)], cell.build(), dtype))
 
     def run(self, cell: Cell, *, anew: bool = False) -> Iterator[int]:
         """Run what is missing of a cell; yields the number of workflows done after each.
@@ -159,7 +159,7 @@ class Runner:
             name: {key: t.to(device) for key, t in entry.items()}
             for name, entry in state.entries.items()
         }
-        return filled(State(state.meta, entries), cell.build(), adapter.spec.dtype)
+        return filled(State(state.meta, entries), cell.build())
 
     def _warm_up(self, cell: Cell, adapter: TransformersAdapter, pool: State | None) -> _Warmed:
         """One discarded workflow per shape: everything reused, its last turn refused."""
