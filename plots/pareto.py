@@ -163,8 +163,11 @@ def _panel(axes: Axes, points: Sequence[_Point], limits: _Limits) -> None:
         )
     front = _front(points)
     axes.plot([p.latency for p in front], [p.accuracy for p in front], color=GREY, linewidth=0.8)
+    outside: list[_Point] = []  # their values are written one above another
     for point in points:
-        _draw(axes, point, limits)
+        if not limits.bottom <= point.accuracy <= limits.top:
+            outside.append(point)
+        _draw(axes, point, limits, max(0, len(outside) - 1) if point in outside else 0)
 
 
 def _front(points: Sequence[_Point]) -> list[_Point]:
@@ -176,8 +179,11 @@ def _front(points: Sequence[_Point]) -> list[_Point]:
     return front
 
 
-def _draw(axes: Axes, point: _Point, limits: _Limits) -> None:
-    """A point with its interval, or a triangle on the border with the value that lies outside."""
+def _draw(axes: Axes, point: _Point, limits: _Limits, level: int) -> None:
+    """A point with its interval, or a triangle on the border with the value that lies outside.
+
+    ``level`` counts the lines that values of other points take there already.
+    """
     style = look(point.method)
     x = min(max(point.latency, limits.left), limits.right)
     y = min(max(point.accuracy, limits.bottom), limits.top)
@@ -200,7 +206,7 @@ def _draw(axes: Axes, point: _Point, limits: _Limits) -> None:
     axes.annotate(
         ", ".join(values),
         (x, y),
-        xytext=(-6 if right else 6, -3 if upper else 4),
+        xytext=(-6 if right else 6, -3 - 7 * level if upper else 4 + 7 * level),
         textcoords="offset points",
         ha="right" if right else "left",
         va="top" if upper else "bottom",
