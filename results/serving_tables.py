@@ -57,6 +57,8 @@ COLUMNS = (
     Column("work_bound", "Work bound", digits=2),
     Column("p50_run_low_s", "Lowest run p50 s", digits=3, hide_if_empty=True),
     Column("p50_run_high_s", "Highest run p50 s", digits=3, hide_if_empty=True),
+    Column("p90_run_low_s", "Lowest run p90 s", digits=3, hide_if_empty=True),
+    Column("p90_run_high_s", "Highest run p90 s", digits=3, hide_if_empty=True),
     Column("queue_p50_s", "p50 queue s", digits=3),
     Column("service_s", "Start to token s", digits=3),
     Column("build_s", "Anchors s", digits=3),
@@ -183,7 +185,8 @@ def _frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 def _row(cell: ServedCell, cells: Sequence[ServedCell], rho: float) -> dict[str, object]:
     serve, rows = cell.serve, list(cell.requests.values())
-    low, high = cell.spread(50)
+    p50_low, p50_high = cell.spread(50)
+    p90_low, p90_high = cell.spread(90)
     executed = sum(row.entries.executed for row in rows)
     return {
         "bench": cell.key.load.bench,
@@ -201,8 +204,10 @@ def _row(cell: ServedCell, cells: Sequence[ServedCell], rho: float) -> dict[str,
         **_estimate("speedup_p50", speed_up(cell, cells, 50)),
         **_estimate("speedup_p90", speed_up(cell, cells, 90)),
         "work_bound": serve.work_bound,
-        "p50_run_low_s": low,
-        "p50_run_high_s": high,
+        "p50_run_low_s": p50_low,
+        "p50_run_high_s": p50_high,
+        "p90_run_low_s": p90_low,
+        "p90_run_high_s": p90_high,
         "queue_p50_s": stats.percentile([row.queue_s for row in rows], 50),
         "service_s": stats.mean([row.ttft_s - row.queue_s for row in rows]),
         "build_s": stats.mean([row.times_s.get("build", 0.0) for row in rows]),

@@ -15,22 +15,31 @@ from kvcmas.errors import UserError
 from repro.commands.console import INTERRUPTED, duration, output_console
 from repro.commands.settings import check_writable
 from repro.profiles import load_profile
-from repro.runners.plan import Ended, Interrupted, Plan, PlanCell, chosen, load_plan
+from repro.runners.plan import REPRO, Ended, Interrupted, Plan, PlanCell, chosen, load_plan
 from results.errors import ResultsError
 
 FAILED = 1
 """Exit code when a cell failed."""
 
 
-def run(profile: str, out: Path, only: Sequence[str], *, dry_run: bool) -> None:
+def run(
+    profile: str,
+    out: Path,
+    only: Sequence[str],
+    *,
+    dry_run: bool,
+    program: tuple[str, ...] = REPRO,
+) -> None:
     """Run what is missing; tables, figures, verdicts and report are always made again.
+
+    ``program`` is what runs the cells' arguments.
 
     Raises:
         UserError: an unknown profile or cell, or an output folder that cannot be written.
     """
     load_profile(profile)  # an unknown name is told of with the known ones
     try:
-        plan = Plan(profile, chosen(load_plan(profile), only), out)
+        plan = Plan(profile, chosen(load_plan(profile), only), out, program)
     except ValueError as error:
         raise UserError(str(error)) from error
     console, notes = output_console(), Console(stderr=True)
