@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = {"kvcmas", "baselines", "workloads", "traces", "results", "plots", "repro"}
-DATA_SUFFIXES = {".yaml"}
+DATA_SUFFIXES = {".yaml", ".html", ".md"}
 
 
 @pytest.fixture(scope="module")
