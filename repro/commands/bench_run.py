@@ -115,7 +115,7 @@ def run_turn(setting: Setting, contexts: Sequence[int], anchors: int) -> None:
 
 
 def run_kvcomm(setting: Setting, name: str, shared: int | None, requests: int) -> None:
-    """Whole trajectories beside the official KVComm's numbers.
+    """Whole trajectories beside the official KVComm's numbers, which only its layouts have.
 
     Raises:
         UserError: as :func:`run_executor`.
@@ -123,7 +123,7 @@ def run_kvcomm(setting: Setting, name: str, shared: int | None, requests: int) -
     model, tokenizer = _load(setting)
     layout = LAYOUTS[name]
     if shared is not None:
-        layout = replace(layout, shared=shared)
+        layout = replace(layout, shared=shared, goal=None, small_goal=None)
     rows = _measure(
         lambda on_step: bench_kvcomm(
             model, tokenizer, layout, requests=requests, repeats=setting.repeats, on_step=on_step
@@ -135,7 +135,8 @@ def run_kvcomm(setting: Setting, name: str, shared: int | None, requests: int) -
     ]
     if requests:
         notes.append(f"first tokens: word problems of our own, pool filled by {POOL} requests")
-    _finish("kvcomm", f"{setting.model}, layout {name}", rows, notes, setting)
+    title = f"{setting.model}, {layout.shared} shared tokens, {layout.agents} agents"
+    _finish("kvcomm", title, rows, notes, setting)
 
 
 def _layout(setting: Setting, shared: int, anchors: int) -> str:
