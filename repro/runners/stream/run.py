@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class Runner:
     _adapter: TransformersAdapter | None = None
     _rates: Rates | None = None
     _warmed: dict[str, _Warmed] = field(default_factory=dict)
+    _environment: dict[str, Any] = field(default_factory=env.environment)
 
     def finished(self, cell: Cell) -> Run | None:
         """The records of a cell that needs no running any more.
@@ -234,7 +236,7 @@ class Runner:
             max_new_tokens=max(1, len(stage.longest.turns[0].output)),
             workflow=workload.topology,
             profile=self.profile,
-            environment=env.environment(),
+            environment=self._environment,
             command=shlex.join(["repro", *sys.argv[1:]]),
             stream=StreamInfo(
                 layout=stage.layout,
