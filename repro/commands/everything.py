@@ -15,6 +15,10 @@ def everything(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where everything goes [runs/PROFILE].")
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Folder with a folder of files per benchmark: gsm8k, mmlu."),
+    ] = None,
     only: Annotated[
         str | None, typer.Option("--only", help="Comma-separated names of cells.")
     ] = None,
@@ -29,4 +33,4 @@ def everything(
     from repro.commands.everything_run import run
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    run(profile, out or Path("runs") / profile, names, dry_run=dry_run)
+    run(profile, out or Path("runs") / profile, names, dry_run=dry_run, data=data)

@@ -28,18 +28,19 @@ def run(
     only: Sequence[str],
     *,
     dry_run: bool,
+    data: Path | None = None,
     program: tuple[str, ...] = REPRO,
 ) -> None:
     """Run what is missing; tables, figures, verdicts and report are always made again.
 
-    ``program`` is what runs the cells' arguments.
+    ``data`` holds folders named like benchmarks, ``program`` runs the cells' arguments.
 
     Raises:
         UserError: an unknown profile or cell, or an output folder that cannot be written.
     """
     load_profile(profile)  # an unknown name is told of with the known ones
     try:
-        plan = Plan(profile, chosen(load_plan(profile), only), out, program)
+        plan = Plan(profile, chosen(load_plan(profile), only), out, program, data)
     except ValueError as error:
         raise UserError(str(error)) from error
     console, notes = output_console(), Console(stderr=True)

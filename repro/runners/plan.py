@@ -52,10 +52,14 @@ class PlanCell(BaseModel):
     weight: PositiveFloat
     out: str | None = None
 
-    def arguments(self, profile: str, records: Path) -> tuple[str, ...]:
-        """The command line behind ``repro``."""
+    def arguments(self, profile: str, records: Path, data: Path | None = None) -> tuple[str, ...]:
+        """The command line behind ``repro``; ``data`` holds folders named like benchmarks."""
+        words = shlex.split(self.command)
+        if data is not None and "--bench" in words and "--data" not in words:
+            own = data / words[words.index("--bench") + 1]
+            words += ["--data", str(own)] if own.exists() else []
         folder = records / (self.out or self.name)
-        return (*shlex.split(self.command), "--profile", profile, "--out", str(folder))
+        return (*words, "--profile", profile, "--out", str(folder))
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,14 @@ class Plan:
 
     Attributes:
         program: what runs a cell's arguments.
+        data: folder with one folder of files per benchmark, for those that have one.
     """
 
     profile: str
     cells: tuple[PlanCell, ...]
     out: Path
     program: tuple[str, ...] = REPRO
+    data: Path | None = None
 
     @property
     def records(self) -> Path:
@@ -98,7 +104,7 @@ class Plan:
 
     def arguments(self, cell: PlanCell) -> tuple[str, ...]:
         """The cell's command line behind ``repro``."""
-        return cell.arguments(self.profile, self.records)
+        return cell.arguments(self.profile, self.records, self.data)
 
     def log(self, cell: PlanCell) -> Path:
         """What the cell printed."""

@@ -118,6 +118,17 @@ def test_unknown_cells_are_refused_and_the_order_is_the_plans(tmp_path: Path) ->
         chosen(cells, ["d"])
 
 
+def test_data_lies_in_folders_named_like_benchmarks(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    lines = ("accuracy --bench gsm8k", "accuracy --bench mmlu", "accuracy --bench gsm8k --data x")
+    found = [
+        PlanCell(name="a", command=line, weight=1).arguments("cpu", Path("runs"), tmp_path)
+        for line in lines
+    ]
+    assert found[0][3:5] == ("--data", str(tmp_path / "gsm8k"))
+    assert "--data" not in found[1] and found[2].count("--data") == 1
+
+
 @pytest.mark.parametrize("profile", profile_names())
 def test_shipped_plans_hold_commands_that_exist(profile: str) -> None:
     cells = load_plan(profile)
