@@ -43,6 +43,7 @@ class PlanCell(BaseModel):
         command: of this suite, without profile and folder, which are the plan's.
         weight: about how long it takes, against the plan's other cells.
         out: folder of its records; cells that share one share recorded traces. Its name if None.
+        profiled: the command takes a profile; calculations do not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,6 +52,7 @@ class PlanCell(BaseModel):
     command: str
     weight: PositiveFloat
     out: str | None = None
+    profiled: bool = True
 
     def arguments(self, profile: str, records: Path, data: Path | None = None) -> tuple[str, ...]:
         """The command line behind ``repro``; ``data`` holds folders named like benchmarks."""
@@ -59,7 +61,8 @@ class PlanCell(BaseModel):
             own = data / words[words.index("--bench") + 1]
             words += ["--data", str(own)] if own.exists() else []
         folder = records / (self.out or self.name)
-        return (*words, "--profile", profile, "--out", str(folder))
+        words += ["--profile", profile] if self.profiled else []
+        return (*words, "--out", str(folder))
 
 
 @dataclass(frozen=True)
