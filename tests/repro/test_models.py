@@ -326,3 +326,16 @@ def test_cli_passes_user_errors_on() -> None:
     result = CliRunner().invoke(app, ["get", "tiny-lama"])
     assert isinstance(result.exception, UserError)
     assert "tiny-llama" in str(result.exception)
+
+
+def test_verdicts_know_which_models_have_random_weights() -> None:
+    from repro.models.entries import GeneratedSource
+    from repro.models.registry import list_models
+    from results.names import RANDOM_WEIGHTS
+
+    generated = {
+        entry.name
+        for entry in list_models()
+        if any(isinstance(source, GeneratedSource) for source in entry.sources)
+    }
+    assert generated == RANDOM_WEIGHTS
