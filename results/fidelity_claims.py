@@ -76,7 +76,7 @@ def _threshold(_: Claim, runs: Sequence[Run]) -> Evaluation | None:
         first, last = swept[0], swept[-1]
         for name, values in (("rho", _reuse), ("KL", _divergence)):
             change = _paired(values(last), values(first))
-            span = f"tau {_tau(first):g} to {_tau(last):g}, {first.cell.bench}"
+            span = f"tau {_tau(first):g} to {_tau(last):g}, {_on(first)}"
             measured.append(Measured(f"change of {name}, {span}", *change))
             holds &= change.low > 0
             steps = [_paired(values(b), values(a)) for a, b in pairwise(swept)]
@@ -98,7 +98,7 @@ def _recovered(_: Claim, runs: Sequence[Run]) -> Evaluation | None:
         for one in (shared, graph):
             kl = _mean(_divergence(one))
             less = _more(one, comm)
-            measured += [less, Measured(f"KL of {_name(one)}, {one.cell.bench}", *kl)]
+            measured += [less, Measured(f"KL of {_name(one)}, {_on(one)}", *kl)]
             holds &= kl.low > 0 and less.low > 0
         used += [shared, graph, comm]
     return _evaluation("agrees" if holds else "disagrees", measured, used) if measured else None
@@ -163,7 +163,7 @@ def _by_turn(values: Iterable[tuple[TurnKey, float]]) -> dict[TurnKey, float]:
 def _more(other: Replay, own: Replay) -> Measured:
     """The other's divergence minus one's own, over the turns that both replayed."""
     difference = _paired(_divergence(other), _divergence(own))
-    return Measured(f"KL of {_name(other)} - {_name(own)}, {own.cell.bench}", *difference)
+    return Measured(f"KL of {_name(other)} - {_name(own)}, {_on(own)}", *difference)
 
 
 def _paired(a: dict[TurnKey, float], b: dict[TurnKey, float]) -> Estimate:
@@ -178,6 +178,10 @@ def _mean(values: dict[TurnKey, float]) -> Estimate:
 
 def _name(replay: Replay) -> str:
     return f"{display_name(replay.cell.method)} {replay.cell.label}".strip()
+
+
+def _on(replay: Replay) -> str:
+    return f"{replay.runs[0].info.model} on {replay.cell.bench}"
 
 
 def _evaluation(
