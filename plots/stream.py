@@ -94,6 +94,7 @@ def figure13(runs: Sequence[Run], out: Path) -> list[Path]:
             _over_ranks(axes, cells, [measure.value(cell) for cell in cells], measure.name)
         for axes in lower:
             axes.set_xlabel("ranks of base, delta")
+            axes.set_ylim(bottom=0)
         small_print(figure, (*_origins([cells]), *found.notes, _TEXT))
         return save(figure, out, "figure13")
 

@@ -68,7 +68,7 @@ class StreamInfo(_Data):
     """Calculated before: weights, live caches, full pools and one anchor in the making."""
     memory_limit_bytes: PositiveInt
     out_of_memory: bool = False
-    """More is needed than the limit, so nothing was run."""
+    """More is needed than the limit, so nothing was run; or within it the device had no more."""
 
 
 class MemoryBytes(_Data):

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from kvcmas.engine.session import Session, TurnResult
 from kvcmas.errors import UserError
 from repro.cli import app
 from repro.profiles import load_profile, profile_names
@@ -162,6 +165,34 @@ def test_too_little_memory_is_a_result(tmp_path: Path) -> None:
     assert not runs["kvcomm"].streamed and runs["kvcmas"].streamed
     frame = build_table("11", list(runs.values())).frame.set_index("method")
     assert frame.loc["KVComm", "state"] == "OOM" and frame.loc["KVComm", "held_ratio"] > 1
+    less = (*SMALL, "--methods=kvcomm", "--workflows=1")
+    assert "OOM" in stream(tmp_path / "less", *less, "--memory-limit=14MB").output
+    assert "1 to run" in stream(tmp_path / "less", *less).output  # the limit was raised
+    assert streamed(tmp_path / "less")["kvcomm"].streamed
+
+
+def test_a_device_without_more_memory_is_a_result_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = (*SMALL, "--methods=fullshared,kvcmas", "--workflows=1")
+    session = Session.run
+
+    def run(self: Session, *arguments: Any, **options: Any) -> TurnResult:
+        if self.engine.method.name == "kvcmas":
+            raise torch.OutOfMemoryError("no more")
+        return session(self, *arguments, **options)
+
+    monkeypatch.setattr(Session, "run", run)
+    ended = stream(tmp_path, *few)
+    assert ended.exit_code == 0 and "kvcmas rho=0.8: T 2048+128 / 64" in ended.output
+    runs = streamed(tmp_path)
+    info = runs["kvcmas"].info.stream
+    assert info is not None and info.out_of_memory and runs["fullshared"].streamed
+    assert info.memory_needed_bytes < info.memory_limit_bytes
+    monkeypatch.undo()
+    assert "0 to run" in stream(tmp_path, *few).output  # it would not fit now either
+    assert stream(tmp_path, *few, "--no-resume").exit_code == 0
+    assert streamed(tmp_path)["kvcmas"].streamed
 
 
 def test_random_weights_of_a_shape(tmp_path: Path) -> None:

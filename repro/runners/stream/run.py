@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,8 +64,12 @@ class Runner:
         if not (cell.directory / "run.json").exists():
             return None
         run = read_run(cell.directory)
-        skipped = run.info.stream is not None and run.info.stream.out_of_memory
-        return run if skipped or len(run.samples) == run.info.n else None
+        info = run.info.stream
+        if info is None or not info.out_of_memory:
+            return run if len(run.samples) == run.info.n else None
+        # Under a higher limit it may run; but not where the device itself had no more.
+        tried = info.memory_needed_bytes <= info.memory_limit_bytes
+        return run if tried or not self.fits(cell) else None
 
     def fits(self, cell: Cell) -> bool:
         """Whether what the cell needs is within the limit."""
@@ -85,13 +90,18 @@ class Runner:
             return
         stage = next(iter(missing.values())).stage
         self.on_step(f"{stage.name}: one dense workflow for {len(missing)} pools")
-        states = fill(
-            self._open(stage),
-            {str(path): cell.build() for path, cell in missing.items()},
-            stage.workload.pool,
-            stage.workload.topology,
-            stage.model.sketch.reference_prefix,
-        )
+        try:
+            states = fill(
+                self._open(stage),
+                {str(path): cell.build() for path, cell in missing.items()},
+                stage.workload.pool,
+                stage.workload.topology,
+                stage.model.sketch.reference_prefix,
+            )
+        except torch.OutOfMemoryError:
+            if len(missing) == 1:
+                raise
+            return  # each of them learns alone, when it is run
         dtype = stage.model.sketch.spec.dtype
         for path, cell in missing.items():
             save_pool(path, 1, finished(states[str(path)], cell.build(), dtype))
@@ -99,22 +109,37 @@ class Runner:
     def run(self, cell: Cell, *, anew: bool = False) -> Iterator[int]:
         """Run what is missing of a cell; yields the number of workflows done after each.
 
+        Too little memory is a result: calculated beforehand, or found by the device.
+
         Args:
             anew: run again what is there.
 
         Raises:
             UserError: a directory that cannot be written.
         """
-        if not self.fits(cell):
-            RunWriter(cell.directory, self._info(cell, None, out_of_memory=True))
-            return
+        known = self._known(cell)
+        if anew or (known is not None and known.out_of_memory):
+            shutil.rmtree(cell.directory, ignore_errors=True)
+        if self.fits(cell):
+            try:
+                yield from self._measure(cell)
+                return
+            except torch.OutOfMemoryError:
+                shutil.rmtree(cell.directory, ignore_errors=True)
+        self._collect()
+        RunWriter(cell.directory, self._info(cell, None, out_of_memory=True))
+
+    def _known(self, cell: Cell) -> StreamInfo | None:
+        """What an earlier run of the cell left."""
+        there = (cell.directory / "run.json").exists()
+        return read_run(cell.directory).info.stream if there else None
+
+    def _measure(self, cell: Cell) -> Iterator[int]:
         adapter = self._open(cell.stage)
         pool = self._pool(cell, adapter)
         warmed = self._warm_up(cell, adapter, pool)
         entries = 0 if pool is None else len(pool.entries)
         writer = RunWriter(cell.directory, self._info(cell, warmed, pool_entries=entries))
-        if anew:
-            writer.truncate_to(0)
         engine = _engine(cell, adapter, None)
         self._collect()
         yield from range(1, writer.completed() + 1)
