@@ -67,8 +67,8 @@ WORK = (
     Column("gflop", "GFLOP", digits=2, scale=1e-9),
     Column("moved_bytes", "Moved MB", digits=1, scale=1e-6),
     Column("flop_share", "Explained by FLOPs", digits=2),
-    Column("byte_share", "by bytes", digits=2),
-    Column("roofline_share", "by the slower", digits=2),
+    Column("byte_share", "Explained by bytes", digits=2),
+    Column("roofline_share", "Explained by the slower", digits=2),
 )
 
 
