@@ -90,9 +90,15 @@ def draw_figure(number: str, evidence: Evidence, out: Path) -> list[Path]:
     if number not in known_figures():
         raise ResultsError(f"unknown figure {number!r}; known here: {', '.join(known_figures())}")
     draw = _drawers().get(number)
-    if draw is None:
-        raise ResultsError(f"no records yet; made by: {FIGURES[number].command}")
-    return draw(evidence, out)
+    try:
+        if draw is None:
+            raise ResultsError("no records yet")
+        return draw(evidence, out)
+    except ResultsError as error:
+        command = FIGURES[number].command if number in FIGURES else "repro"
+        if command in str(error):
+            raise
+        raise ResultsError(f"{error}; made by: {command}") from error
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,7 @@ def draw_or_say(number: str, evidence: Evidence, out: Path) -> Drawn:
     try:
         return Drawn(spec, tuple(draw_figure(number, evidence, out)))
     except ResultsError as error:
-        reason = str(error) if spec.command in str(error) else f"{error}; made by: {spec.command}"
-        return Drawn(spec, tuple(_empty(spec, reason, out)), reason)
+        return Drawn(spec, tuple(_empty(spec, str(error), out)), str(error))
 
 
 def _empty(spec: FigureSpec, reason: str, out: Path) -> list[Path]:
