@@ -113,7 +113,7 @@ def measured_capacity(
     for result in results:
         if not isinstance(result, Answered):
             raise UserError(f"the model cannot serve a dense request: {result.reason}")
-        # In a single stream nothing queues. From the arrival, because an engine may call the earlier
+        # From the arrival: nothing queues in a single stream, but an engine may call the earlier
         # chunks of a long prefill its queue.
         busy += result.served.finished - result.arrival
     found = Capacity(requests_per_s=len(results) / busy, requests=len(results))
