@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,11 +35,23 @@ class Evidence:
 def read_evidence(root: Path) -> Evidence:
     """Read all runs and analyses below ``root``; nothing if it does not exist.
 
+    A run that lies there twice, because two commands share it, counts once: the longer copy does,
+    else the first by path.
+
     Raises RecordError or AnalysisError, with file and line where there is one, for damage.
     """
     if not root.is_dir():
         return Evidence()
-    return Evidence(tuple(read_runs(root)), tuple(read_analyses(root)))
+    return Evidence(_distinct(read_runs(root)), tuple(read_analyses(root)))
+
+
+def _distinct(runs: Sequence[Run]) -> tuple[Run, ...]:
+    chosen: dict[str, Run] = {}
+    for run in runs:
+        other = chosen.get(run.info.run_key)
+        if other is None or len(run.samples) > len(other.samples):
+            chosen[run.info.run_key] = run
+    return tuple(chosen.values())
 
 
 def digest(root: Path) -> str:

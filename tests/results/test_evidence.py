@@ -108,6 +108,18 @@ def test_deleting_records_empties_what_they_made_and_nothing_else(tmp_path: Path
     assert cells() == after | {"2": []}
 
 
+def test_a_run_that_two_commands_share_counts_once(tmp_path: Path, make_run) -> None:
+    run, other = make_run((True, False)), make_run((True, False), method="nonshared")
+    for folder in ("study/kvcmas", "main/kvcmas"):
+        _write(tmp_path / folder, run)
+    _write(tmp_path / "main" / "nonshared", other)
+    cut = tmp_path / "main" / "kvcmas" / "records.jsonl"
+    assert [r.name for r in read_evidence(tmp_path).runs][0] == str(cut.parent)
+    cut.write_text("".join(cut.read_text().splitlines(keepends=True)[:2]))
+    names = [r.directory.relative_to(tmp_path).as_posix() for r in read_evidence(tmp_path).runs]
+    assert sorted(names) == ["main/nonshared", "study/kvcmas"]
+
+
 def test_a_corrupted_record_names_file_and_line(tmp_path: Path, make_run) -> None:
     run = make_run((True, False))
     _write(tmp_path / "run", run)
