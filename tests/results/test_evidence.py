@@ -114,7 +114,7 @@ def test_a_run_that_two_commands_share_counts_once(tmp_path: Path, make_run) -> 
         _write(tmp_path / folder, run)
     _write(tmp_path / "main" / "nonshared", other)
     cut = tmp_path / "main" / "kvcmas" / "records.jsonl"
-    assert [r.name for r in read_evidence(tmp_path).runs][0] == str(cut.parent)
+    assert next(r.name for r in read_evidence(tmp_path).runs) == str(cut.parent)
     cut.write_text("".join(cut.read_text().splitlines(keepends=True)[:2]))
     names = [r.directory.relative_to(tmp_path).as_posix() for r in read_evidence(tmp_path).runs]
     assert sorted(names) == ["main/nonshared", "study/kvcmas"]
