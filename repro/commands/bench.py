@@ -41,21 +41,17 @@ def executor_command(
 
 @app.command("connector")
 def connector_command(
-    model: Annotated[
-        str, typer.Option("--model", help="Registry name or directory.")
-    ] = "smollm2-135m",
+    model: Small = "smollm2-135m",
     shared: Annotated[
         int, typer.Option("--shared", min=1, help="Tokens of the shared span.")
     ] = 2048,
     requests: Annotated[int, typer.Option("--requests", min=2, help="Paired requests.")] = 36,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write every pair as JSON here.")
-    ] = None,
+    out: Record = None,
 ) -> None:
     """Time NonShared through the vLLM connector against stock vLLM, with an A/A control."""
-    from repro.commands.bench_connector import run_connector
+    from repro.commands.bench_run import Setting, run_connector
 
-    run_connector(model, shared, requests, out)
+    run_connector(Setting(model, requests, "auto", out), shared)
 
 
 @app.command("correction")

@@ -16,6 +16,7 @@ from repro.commands.console import output_console
 from repro.commands.settings import choose_device
 from repro.env import environment, hardware
 from repro.models import load, resolve
+from repro.runners.bench_connector import bench_connector
 from repro.runners.bench_correction import FITTED_LAYERS, WIDE_LAYERS, bench_correction
 from repro.runners.bench_executor import bench_executor
 from repro.runners.bench_kvcomm import GLUE, LAYOUTS, POOL, SYSTEM, TAIL, bench_kvcomm
@@ -137,6 +138,23 @@ def run_kvcomm(setting: Setting, name: str, shared: int | None, requests: int) -
         notes.append(f"first tokens: word problems of our own, pool filled by {POOL} requests")
     title = f"{setting.model}, {layout.shared} shared tokens, {layout.agents} agents"
     _finish("kvcomm", title, rows, notes, setting)
+
+
+def run_connector(setting: Setting, shared: int) -> None:
+    """NonShared through the vLLM plug-in beside stock vLLM; a repeat is a request.
+
+    Raises:
+        UserError: as :func:`run_executor`, or vLLM is missing.
+    """
+    model = resolve(setting.model, console=Console(stderr=True))
+    rows = _measure(
+        lambda on_step: bench_connector(
+            model.path, shared=shared, requests=setting.repeats, on_step=on_step
+        )
+    )
+    title = f"{setting.model}, layout T with {shared} shared tokens, vLLM: TTFT / stock vLLM's"
+    notes = ["one engine and process each; every request is served by all three in changing order"]
+    _finish("connector", title, rows, notes, setting)
 
 
 def _layout(setting: Setting, shared: int, anchors: int) -> str:

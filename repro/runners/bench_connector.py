@@ -17,13 +17,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
+from transformers import AutoConfig
 
 from kvcmas.engine.workflow import Workflow
 from kvcmas.errors import UserError
 from kvcmas.serving.host import Host, HostOptions
 from kvcmas.serving.params import TurnParams
-from results.stats import Estimate, bootstrap_ci
+from results.goals import BenchRow
 from traces.generator import GeneratorSettings, Seeds, generate
 from traces.schema import TraceTurn
 
@@ -42,33 +42,14 @@ class Request:
     turn: TraceTurn
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """Seconds from submission to first token, per request and engine, in the order served."""
-
-    ttft: dict[Engine, tuple[float, ...]]
-
-    @property
-    def requests(self) -> int:
-        """Paired requests."""
-        return len(self.ttft["stock"])
-
-    def ratio(self, engine: Engine) -> Estimate:
-        """Median of the paired ratios to stock, with its 95% bootstrap interval over requests."""
-        ratios = [a / b for a, b in zip(self.ttft[engine], self.ttft["stock"], strict=True)]
-        low, high = bootstrap_ci(ratios, np.median, seed=0)
-        return Estimate(float(np.median(ratios)), low, high)
-
-
 def bench_connector(
     directory: Path,
-    vocab: int,
     *,
     shared: int = 2048,
     requests: int = 32,
     seed: int = 0,
     on_step: Callable[[str], None] = lambda step: None,
-) -> Overhead:
+) -> tuple[BenchRow, ...]:
     """Serve ``requests`` turns of layout T one at a time on every engine, in changing order.
 
     Each turn reads ``shared`` tokens and what earlier agents wrote; its ids are random. The first
@@ -76,7 +57,6 @@ def bench_connector(
 
     Args:
         directory: Transformers model directory.
-        vocab: of the model, tokens.
 
     Raises:
         UserError: vLLM is missing, or an engine could not be made or stopped working.
@@ -85,7 +65,7 @@ def bench_connector(
         layout="T",
         shared=shared,
         workflows=1 + -(-requests // 4),
-        vocab=vocab,
+        vocab=AutoConfig.from_pretrained(directory).vocab_size,
         seeds=Seeds.all(seed),
     )
     turns = [
@@ -103,7 +83,11 @@ def bench_connector(
                 seconds = served[engine].serve(request)
                 if i >= 4:
                     ttft[engine].append(seconds)
-    return Overhead({engine: tuple(values) for engine, values in ttft.items()})
+    stock = ttft["stock"]
+    return (
+        BenchRow.paired("stock vLLM again (A/A control)", ttft["control"], stock),
+        BenchRow.paired("NonShared through the connector", ttft["connector"], stock, LIMIT),
+    )
 
 
 class _Remote:

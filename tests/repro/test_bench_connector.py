@@ -1,30 +1,14 @@
-"""`repro bench connector`: ratios are paired, the engines are real, and both kinds answer."""
+"""`repro bench connector`: real engines, one process each, on the same requests."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from repro.cli import app
-from repro.runners.bench_connector import ENGINES, Overhead
-
-
-def test_ratios_are_paired_by_request() -> None:
-    overhead = Overhead(
-        {
-            "stock": (1.0, 2.0, 4.0),
-            "control": (1.0, 2.0, 4.0),
-            "connector": (1.1, 2.0, 4.8),
-        }
-    )
-    assert overhead.requests == 3
-    assert overhead.ratio("control") == (1.0, 1.0, 1.0)
-    ratio = overhead.ratio("connector")
-    assert ratio.value == pytest.approx(1.1)
-    assert (ratio.low, ratio.high) == pytest.approx((1.0, 1.2))
+from results.goals import read_bench
 
 
 @pytest.mark.vllm
@@ -34,7 +18,14 @@ def test_three_engines_serve_the_same_requests(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--requests", "3", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "A/A control" in done.stdout
-    record = json.loads(out.read_text())
-    assert set(record["ttft"]) == set(ENGINES)
-    assert all(len(times) == 3 and min(times) > 0 for times in record["ttft"].values())
-    assert record["environment"]["packages"]["torch"].startswith("2.")
+    record = read_bench(out)
+    control, connector = record.rows
+    assert len(control.values) == len(connector.values) == 3
+    assert min(connector.seconds) > 0
+    assert control.goal is None
+    assert connector.goal == pytest.approx(1.03)
+    # The ratios share what they are divided by: the stock engine's seconds.
+    stock = [s / v for s, v in zip(control.seconds, control.values, strict=True)]
+    assert stock == pytest.approx(
+        [s / v for s, v in zip(connector.seconds, connector.values, strict=True)]
+    )
