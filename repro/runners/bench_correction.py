@@ -114,7 +114,7 @@ def bench_correction(
 
 
 def _measured(
-    one: Correction, executor: Executor, ids: Sequence[int], repeats: int, on_step: Step
+    one: Correction, executor: Executor, ids: tuple[int, ...], repeats: int, on_step: Step
 ) -> list[BenchRow]:
     """The correction beside the dense prefill of ``ids`` and a copy of as many bytes."""
     shape, clock = one.shape, Clock(one.shape.device)
