@@ -92,8 +92,10 @@ def test_time_is_estimated_from_finished_cells_by_weight(tmp_path: Path) -> None
 def test_ctrl_c_reaches_the_running_cell_and_is_written_down(tmp_path: Path) -> None:
     """Only this process gets the signal, as its cell is in a session of its own."""
     code = (
-        "from tests.repro.test_plan import plan, run; from pathlib import Path; import sys;"
+        "from tests.repro.test_plan import plan, run; from pathlib import Path; import signal, sys;"
         "from repro.runners.plan import Interrupted\n"
+        # Whoever runs the tests in the background of a shell lets them ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try: run(plan(Path(sys.argv[1]), one='wait', two='do'))\n"
         "except Interrupted: sys.exit(130)"
     )
