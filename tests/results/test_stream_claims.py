@@ -78,6 +78,15 @@ def test_scaling(number: str, claim: str) -> None:
         return made
 
     assert rows(runs(0.2, 10**7))[claim].verdict == "agrees"
+    # One more shape, nearer to the paper's, but run for one number only.
+    once = [stream_run(m, 0.4, shared_tokens=32_768) for m in ("cacheblend", "kvcmas")]
+    far = [
+        stream_run(method, seconds, shared_tokens=32_768, scale=16.0, **{number: value})
+        for value in (2, 4, 8)
+        for method, seconds in (("cacheblend", 0.5), ("kvcmas", 0.2))
+    ]
+    assert rows(once)[claim].verdict == "not measured"
+    assert rows([*once, *far])[claim].verdict == "agrees"
     assert rows(runs(0.2, 10**9))[claim].verdict == "disagrees"  # memory grows
     assert rows(runs(0.7, 10**7))[claim].verdict == "disagrees"
     assert rows(runs(0.2, 10**7)[:4])[claim].verdict == "not measured"
