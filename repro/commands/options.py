@@ -36,6 +36,20 @@ Held = Annotated[
     int | None, typer.Option("--calibration", min=0, help="Workflows set apart for calibration.")
 ]
 Methods = Annotated[str | None, typer.Option("--methods", help="Comma-separated method names.")]
+Contexts = Annotated[
+    str | None, typer.Option("--ctx", help="Tokens of the shared span: 2k,8k,32k or numbers.")
+]
+Scale = Annotated[float | None, typer.Option("--scale", help="Divide every length by this.")]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", help="A cell that needs more is OOM: 80GB, 16GiB."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Keep finished cells, or run all again.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the cells with their time and memory; stop.")
+]
 Study = Annotated[
     str | None,
     typer.Option("--study", help="A named set of cells, e.g. estimators."),

@@ -7,21 +7,27 @@ from typing import Annotated, Literal
 
 import typer
 
-from repro.commands.options import Model, Out, ProfileName, Set
+from repro.commands.options import (
+    Contexts,
+    DryRun,
+    MemoryLimit,
+    Methods,
+    Model,
+    Out,
+    ProfileName,
+    Resume,
+    Scale,
+    Set,
+)
 
 
 def serve(
-    ctx: Annotated[
-        str | None,
-        typer.Option("--ctx", help="Tokens of the shared span: 2k,8k,32k or numbers."),
-    ] = None,
+    ctx: Contexts = None,
     qps: Annotated[
         str | None,
         typer.Option("--qps", help="Agent requests per second; 0 is a single stream: 0,0.5,8."),
     ] = None,
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Comma-separated method names.")
-    ] = None,
+    methods: Methods = None,
     rho: Annotated[
         str | None,
         typer.Option("--rho", help="Reuse ratio of the delta methods: 0.8 or 0.8,0.6."),
@@ -40,9 +46,7 @@ def serve(
     ] = "real",
     engine: Annotated[Literal["vllm", "hf"] | None, typer.Option("--engine")] = None,
     model: Model = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Divide every length by this.")
-    ] = None,
+    scale: Scale = None,
     outputs: Annotated[
         str | None, typer.Option("--outputs", help="Tokens each agent generates: 128,512,2048.")
     ] = None,
@@ -82,20 +86,12 @@ def serve(
         str | None,
         typer.Option("--time-scale", help="auto, or seconds here per second of the paper's GPU."),
     ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option("--memory-limit", help="A cell that needs more is OOM: 80GB, 16GiB."),
-    ] = None,
+    memory_limit: MemoryLimit = None,
     profile: ProfileName = "smoke",
     set_: Set = None,
     out: Out = Path("runs"),
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--no-resume", help="Keep finished cells, or run all again."),
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells with their time and memory; stop.")
-    ] = False,
+    resume: Resume = True,
+    dry_run: DryRun = False,
 ) -> None:
     """Serve a multi-agent trace under load with every method; print Tables 7, 9 and 10.
 

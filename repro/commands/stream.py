@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from repro.commands.options import Cells, Model, Out, ProfileName, Set
+from repro.commands.options import (
+    Cells,
+    Contexts,
+    DryRun,
+    MemoryLimit,
+    Methods,
+    Model,
+    Out,
+    ProfileName,
+    Resume,
+    Scale,
+    Set,
+)
 
 
 def stream(
@@ -19,12 +31,8 @@ def stream(
         str | None,
         typer.Option("--study", help="Cells of a study, e.g. ranks, at the profile's longest ctx."),
     ] = None,
-    ctx: Annotated[
-        str | None, typer.Option("--ctx", help="Tokens of the shared span: 2k,8k,32k or numbers.")
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Comma-separated method names.")
-    ] = None,
+    ctx: Contexts = None,
+    methods: Methods = None,
     rho: Annotated[
         str | None, typer.Option("--rho", help="Reuse ratios of the methods that have one: 0.8,0.6")
     ] = None,
@@ -39,9 +47,7 @@ def stream(
         Literal["T", "L0"] | None,
         typer.Option("--layout", help="T: the paper's trace; L0: the shared span, little else."),
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Divide every length by this.")
-    ] = None,
+    scale: Scale = None,
     outputs: Annotated[
         int | None, typer.Option("--outputs", min=1, help="Tokens that each agent generates.")
     ] = None,
@@ -49,20 +55,12 @@ def stream(
         int | None, typer.Option("--workflows", min=1, help="Measured workflows of a cell.")
     ] = None,
     cell: Cells = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option("--memory-limit", help="A cell that needs more is OOM: 48GB, 16GiB."),
-    ] = None,
+    memory_limit: MemoryLimit = None,
     profile: ProfileName = "smoke",
     set_: Set = None,
     out: Out = Path("runs"),
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--no-resume", help="Keep finished cells, or run all again."),
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells with their time and memory; stop.")
-    ] = False,
+    resume: Resume = True,
+    dry_run: DryRun = False,
 ) -> None:
     """Measure what one request stream costs under every method; print Tables 11 to 15.
 
