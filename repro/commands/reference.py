@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +23,14 @@ def reference(
     ] = False,
 ) -> None:
     """Make tables, figures, verdicts and the overview of a folder of records again."""
-    stale = stale_files(folder)
+    texts = _texts(folder)
+    stale = _stale(folder, texts)
     if check:
         if stale:
             raise UserError(f"not what the records say: {', '.join(stale)}; run: repro reference")
         typer.echo(f"{folder} is what its records say")
         return
-    _write(folder, stale)
+    _write(folder, texts, stale)
 
 
 def stale_files(folder: Path) -> list[str]:
@@ -40,7 +42,10 @@ def stale_files(folder: Path) -> list[str]:
     Raises:
         ResultsError: records that cannot be read or cannot share a table.
     """
-    wanted = _texts(folder)
+    return _stale(folder, _texts(folder))
+
+
+def _stale(folder: Path, wanted: Mapping[str, str]) -> list[str]:
     there = [*folder.glob("tables/*"), folder / "README.md", folder / "verdicts.json"]
     present = {p.relative_to(folder).as_posix(): p.read_bytes() for p in there if p.is_file()}
     stale = [name for name, text in wanted.items() if present.get(name) != text.encode()]
@@ -82,8 +87,8 @@ def _figures_are_fresh(folder: Path) -> bool:
     return index["records"] == digest(folder) and all(file.exists() for file in files)
 
 
-def _write(folder: Path, stale: list[str]) -> None:
-    notes, texts = Console(stderr=True), _texts(folder)
+def _write(folder: Path, texts: Mapping[str, str], stale: list[str]) -> None:
+    notes = Console(stderr=True)
     for name in stale:
         path = folder / name
         if name == "figures":
