@@ -1,4 +1,4 @@
-"""Claims about bytes, C09 to C13 and C35, from what `repro memory --claims` calculated."""
+"""Claims about bytes, C08 to C13 and C35, from what `repro memory --claims` calculated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from results.verdicts import Evaluation, evaluates, judge_value, worst
 
 
 @evaluates("C09", "C10", "C11", "C12", "C13", "C35")
-def _calculated(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
+def calculated(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
     """The claim's own numbers by formula, from the latest calculation; readings beside them."""
     made = [run for run in runs if run.info.kind == "memory"]
     if not made:

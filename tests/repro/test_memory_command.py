@@ -88,7 +88,7 @@ def test_claims_leave_a_record_that_the_ledger_judges(tmp_path: Path) -> None:
     findings = {(r.claim, r.quantity): r for found in memory_findings() for r in found.rows}
     assert len(run.formulas) == len(findings)
     judgements = {row.claim.id: row for row in judged([run])}
-    for claim in ("C09", "C10", "C11", "C12", "C13", "C35"):
+    for claim in ("C08", "C09", "C10", "C11", "C12", "C13", "C35"):
         row = judgements[claim]
         own = [r.verdict for (id_, _), r in findings.items() if id_ == claim and r.verdict]
         assert row.verdict == worst(own) and row.runs == (run.info.run_key,)
