@@ -121,6 +121,12 @@ class Run:
         """Where the run came from: its directory, else its key."""
         return str(self.directory) if self.directory is not None else self.info.run_key
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the cell was refused for its memory: a result without samples."""
+        cell = self.info.serve or self.info.stream
+        return cell is not None and cell.out_of_memory
+
 
 def run_key(mapping: Mapping[str, Any]) -> str:
     """Hash of everything that changes a result: 16 hex digits of the SHA-256 of canonical JSON.

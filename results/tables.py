@@ -103,7 +103,7 @@ def provenance(runs: Sequence[Run]) -> tuple[str, ...]:
     lines += [
         f"incomplete: run {run.info.run_key} has {len(run.samples)} of {run.info.n} samples"
         for run in runs
-        if len(run.samples) < run.info.n
+        if len(run.samples) < run.info.n and not run.out_of_memory
     ]
     return tuple(lines)
 
