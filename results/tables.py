@@ -181,11 +181,13 @@ class TableSpec(Spec):
         others = [run for run in runs if run.info.kind in self.beside]
         chosen = [run for run in runs if run.info.kind in self.kinds]
         _refuse_copies(chosen)
-        groups = list(split_settings(chosen))
-        columns = (SETTING, *self.columns) if len(groups) > 1 else self.columns
-        frames = [
-            self.build([*group, *others]).assign(setting=setting) for setting, group in groups
-        ]
+        built = [(group, self.build([*group, *others])) for _, group in split_settings(chosen)]
+        # A setting without a row needs no telling apart from the others.
+        filled = [(group, frame) for group, frame in built if len(frame)]
+        groups = list(split_settings([run for group, _ in filled for run in group]))
+        labels = {run.info.run_key: label for label, group in groups for run in group}
+        columns = (SETTING, *self.columns) if any(labels.values()) else self.columns
+        frames = [frame.assign(setting=labels[group[0].info.run_key]) for group, frame in filled]
         frame = _frame(columns, frames)
         footer = self.footer([*chosen, *others]) if chosen else self.nothing
         header = self.header(chosen) if self.header is not None and len(frame) else ()

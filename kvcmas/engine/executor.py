@@ -180,10 +180,16 @@ class Executor:
         return active.hidden, Work(touched, row_layers, flops)
 
     @torch.inference_mode()
-    def extend(self, buffer: ContiguousBuffer, ids: Sequence[int]) -> Tensor:
+    def extend(
+        self, buffer: ContiguousBuffer, ids: Sequence[int], *, logits: int | None = None
+    ) -> Tensor:
         """Append tokens to a filled buffer, densely; returns their logits ``[tokens, vocab]``.
 
         One token at a time this is decoding; with a known continuation it is teacher forcing.
+
+        Args:
+            logits: of how many tokens, from the first; None for all. A vocabulary is wide: for a
+                small model these products are a quarter of the work.
 
         Raises:
             ValueError: no room left in the buffer.
@@ -203,7 +209,7 @@ class Executor:
             buffer.write(layer, rows, self.model.rope.make(k, rows.positions), v)
             hidden = self._layer(buffer, rows, hidden, normed, layer)
         buffer.length += len(ids)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden[:logits])
 
     def new_buffer(self, rows: int, new_tokens: int = 0) -> ContiguousBuffer:
         """An unfilled buffer for ``rows`` prompt rows and ``new_tokens`` more."""

@@ -48,8 +48,8 @@ class TurnResult:
         output: generated ids without the stop token.
         finish: ``stop`` (a stop token was sampled) or ``length``.
         first_logits: ``[vocab]``, what the first token was drawn from.
-        continuation_logits: teacher forcing only, ``[len(output), vocab]``, the logits after each
-            forced token.
+        continuation_logits: teacher forcing only, ``[tokens, vocab]``, the logits after each forced
+            token, as many as were asked for.
         first_seen: PH segments that nobody had held before this turn.
         holders: node that held each other PH last.
         source_bytes: source caches of this workflow after the turn.
@@ -187,6 +187,7 @@ class Session:
         stop_ids: Sequence[int] = (),
         output: Sequence[int] | None = None,
         force: Mapping[int, bool] | None = None,
+        logits: int | None = None,
         keep_buffer: bool = False,
         stepwise: bool = False,
     ) -> TurnResult:
@@ -194,6 +195,8 @@ class Session:
 
         Args:
             output: forced output ids (replay); decoding is then one teacher-forced pass.
+            logits: after how many forced ids logits are wanted, None for all. An output that no
+                later turn reads is fed as far as that.
             stepwise: feed forced ids one by one, at the cost of decoding; their logits are dropped.
             force: see :class:`~kvcmas.engine.contract.Turn`.
             keep_buffer: hand out the turn's KV buffer with the result.
@@ -224,8 +227,8 @@ class Session:
             if stepwise:
                 for token in ids:
                     int(engine.executor.extend(prefill.buffer, [token])[-1].argmax())
-            elif ids:
-                continuation = engine.executor.extend(prefill.buffer, ids)
+            elif fed := ids if self.reads_later(node, prompt) else ids[:logits]:
+                continuation = engine.executor.extend(prefill.buffer, fed, logits=logits)
         else:
             ids, finish = self._decode(prefill.buffer, first, max_new_tokens, stop_ids)
         t4 = engine.now()

@@ -164,7 +164,7 @@ def _first_tokens(
             outputs[node.out_slot] = exact.output
             if warm:
                 continue
-            turn = session.run(node, prompt, max_new_tokens=layout.output, output=exact.output)
+            turn = session.run(node, prompt, max_new_tokens=0, output=exact.output, logits=0)
             if all(decision.action == "correct" for decision in turn.decisions):
                 equal.append(float(exact.first_logits.argmax() == turn.first_logits.argmax()))
     name = f"first token equal to dense, {len(equal)} accepted calls"

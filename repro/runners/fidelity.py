@@ -107,7 +107,9 @@ class Fidelity:
 
     def _exact(self, workflow: TraceWorkflow) -> list[_Exact]:
         topology = self._trace.header.topology
-        results = replay(self._dense, workflow, topology, keep_buffers=True)
+        results = replay(
+            self._dense, workflow, topology, logits=self._answer_tokens - 1, keep_buffers=True
+        )
         return [_Exact(r, self._answer(r)) for r in results]
 
     def _answer(self, result: TurnResult) -> Tensor:
@@ -115,14 +117,19 @@ class Fidelity:
         first = result.first_logits[None]
         if result.continuation_logits is None:
             return first
-        return torch.cat((first, result.continuation_logits))[: self._answer_tokens]
+        return torch.cat((first, result.continuation_logits))
 
     def _one(self, job: _Job, index: int, exact: Sequence[_Exact]) -> None:
         workflow, warm = self._trace.workflows[index], index < self._warm
         accept = False if warm else (True if job.cell.accept_all else None)
         rows = []
         turns = replay(
-            job.engine, workflow, self._trace.header.topology, accept=accept, keep_buffers=True
+            job.engine,
+            workflow,
+            self._trace.header.topology,
+            accept=accept,
+            logits=self._answer_tokens - 1,
+            keep_buffers=True,
         )
         for turn_index, (result, reference) in enumerate(zip(turns, exact, strict=True)):
             rows.append(self._record(job, workflow, turn_index, warm, result, reference))

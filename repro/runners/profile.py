@@ -8,6 +8,7 @@ deviate most; it knows nothing of the stale rows with which a range is entered.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -35,8 +36,8 @@ Entries = tuple[Tensor, Tensor]
 # What each method's authors describe; the other rule is there to compare.
 RULES: Mapping[str, Rule] = {"droidspeak": "search", "relaycaching": "deviation"}
 PROFILED = (*RULES, "graphflow")
-# Every candidate is replayed: a few requests have to do, and as many first layers of a block or a
-# range (whose last layer varies as well).
+# Every candidate is replayed: a few requests have to do, and at most so many first layers of a
+# block or a range (whose last layer varies as well).
 WORKFLOWS = 3
 BLOCK_STARTS, RANGE_STARTS = 16, 6
 
@@ -105,7 +106,7 @@ class Profiler:
                 mean = self._deviation.mean(dim=1).tolist()
                 scores.update(_by_layer(mean))
                 return choose_block(mean, size)
-            blocks = candidate_blocks(layers, size, step=max(1, layers // BLOCK_STARTS))
+            blocks = candidate_blocks(layers, size, step=math.ceil(layers / BLOCK_STARTS))
             block, errors = search(
                 blocks, lambda b: self._error("droidspeak", {**settings, "blocks": (b,)})
             )
@@ -128,7 +129,7 @@ class Profiler:
             span = choose_range(self._deviation, rho=rho)
             scores = _by_layer(self._deviation.mean(dim=1).tolist())
         else:
-            spans = candidate_spans(layers, rho, step=max(1, layers // RANGE_STARTS))
+            spans = candidate_spans(layers, rho, step=math.ceil(layers / RANGE_STARTS))
             if not spans:
                 raise UserError(f"rho={rho} leaves RelayCaching no budget in {layers} layers")
             span, errors = search(spans, lambda s: self._error("relaycaching", budget(s)))

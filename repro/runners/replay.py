@@ -14,11 +14,13 @@ def replay(
     topology: str,
     *,
     accept: bool | None = None,
+    logits: int = 0,
     keep_buffers: bool = False,
 ) -> Iterator[TurnResult]:
     """Every turn of a recorded workflow, with its recorded output forced.
 
     ``accept`` decides every gate beforehand: True accepts, False refuses (pool warm-up).
+    ``logits``: after how many tokens of the output they are wanted, see :meth:`Session.run`.
     """
     session = engine.session(workflow.workflow(topology), workflow.request)
     for turn in workflow.turns:
@@ -29,6 +31,7 @@ def replay(
             max_new_tokens=len(turn.output),
             output=turn.output,
             force=None if accept is None else dict.fromkeys(prompt.shared(), accept),
+            logits=logits,
             keep_buffer=keep_buffers,
         )
 

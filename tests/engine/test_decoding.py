@@ -29,6 +29,7 @@ def first_turn(
     stop_ids: Sequence[int] = (),
     output: Ids | None = None,
     stepwise: bool = False,
+    logits: int | None = None,
 ) -> tuple[Session, TurnResult]:
     workflow = sequential(2)
     session = engine.session(workflow, "r")
@@ -40,6 +41,7 @@ def first_turn(
         stop_ids=stop_ids,
         output=output,
         stepwise=stepwise,
+        logits=logits,
     )
     return session, result
 
@@ -113,6 +115,37 @@ def test_a_forced_output_leaves_the_caches_that_decoding_leaves(
     assert (nothing.output, nothing.finish, nothing.continuation_logits) == ((), "forced", None)
 
 
+def test_a_forced_output_gives_only_the_logits_that_are_wanted(model: TransformersAdapter) -> None:
+    output = random_ids(2, 6)
+    every, all_logits = first_turn(Engine(model, FullShared()), 0, output=output)
+    session, some = first_turn(Engine(model, FullShared()), 0, output=output, logits=2)
+    assert all_logits.continuation_logits is not None and some.continuation_logits is not None
+    assert some.continuation_logits.shape == (2, model.spec.vocab)
+    torch.testing.assert_close(
+        some.continuation_logits, all_logits.continuation_logits[:2], atol=1e-5, rtol=0
+    )
+    assert torch.equal(output_cache(session).k, output_cache(every).k)
+
+
+@pytest.mark.parametrize(("logits", "fed"), [(None, 6), (2, 2), (0, 0)])
+def test_an_output_that_nobody_reads_is_fed_as_far_as_its_logits(
+    model: TransformersAdapter, logits: int | None, fed: int
+) -> None:
+    session, first = first_turn(Engine(model, FullShared()), 3)
+    last, texts = session.workflow.nodes[-1], {QUERY: random_ids(1, 20), "out0": first.output}
+    result = session.run(
+        last,
+        agent_prompt(session.workflow, last, texts),
+        max_new_tokens=0,
+        output=random_ids(2, 6),
+        logits=logits,
+        keep_buffer=True,
+    )
+    assert result.buffer is not None and result.buffer.length == len(result.prompt) + fed
+    rows = result.continuation_logits
+    assert (0 if rows is None else len(rows)) == fed
+
+
 @torch.inference_mode()
 def generated(model: Any, ids: list[int], new: int, stop: list[int]) -> Ids:
     """Transformers' own greedy decoding, without the stop token."""
@@ -136,9 +169,11 @@ def test_forced_ids_fed_one_by_one_leave_the_caches_of_one_pass(
     fed: list[int] = []
     extend = Executor.extend
 
-    def counting(self: Executor, buffer: Any, ids: Sequence[int]) -> torch.Tensor:
+    def counting(
+        self: Executor, buffer: Any, ids: Sequence[int], *, logits: int | None = None
+    ) -> torch.Tensor:
         fed.append(len(ids))
-        return extend(self, buffer, ids)
+        return extend(self, buffer, ids, logits=logits)
 
     monkeypatch.setattr(Executor, "extend", counting)
     session, stepped = first_turn(Engine(model, FullShared()), 0, output=output, stepwise=True)

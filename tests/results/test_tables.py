@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from results.errors import TableError
-from results.tables import build_table, known_tables, register
+from results.records import Run
+from results.tables import Column, TableSpec, build_table, known_tables, register
 
 
 def test_an_unknown_table_lists_the_known_ones() -> None:
@@ -58,6 +60,18 @@ def test_runs_that_are_not_comparable_are_labelled_and_never_paired(
     assert table.frame["setting"].tolist() == labels
     assert table.headings()[0] == "Setting"
     assert table.frame["difference_points"].isna().all()
+
+
+def test_a_setting_without_rows_labels_no_other(make_run) -> None:
+    def kvcmas_only(runs: Sequence[Run]) -> pd.DataFrame:
+        return pd.DataFrame([{"method": "kvcmas"} for r in runs if r.info.method == "kvcmas"])
+
+    columns = (Column("method", "Method", "string"),)
+    spec = TableSpec("t", "Title", columns, "repro", ("accuracy",), kvcmas_only)
+    runs = [make_run(method="kvcmas"), make_run(method="nonshared", dtype="bfloat16")]
+    assert spec.table(runs).headings() == ["Method"]
+    runs.append(make_run(method="kvcmas", engine="vllm"))
+    assert spec.table(runs).frame["setting"].tolist() == ["engine=transformers", "engine=vllm"]
 
 
 def test_two_benches_on_their_own_data_need_no_label(make_run) -> None:

@@ -90,6 +90,7 @@ class HFEngine:
             max_new_tokens=len(turn.output),
             output=turn.output,
             force=request.force,
+            logits=0,
             keep_buffer=self._decode,
         )
         # The turn's own clock began here; what it did before (background references) kept the
