@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 
 from kvcmas.engine.segments import ids_sha256
 from kvcmas.registry import make_method
 from repro import env
-from repro.commands.console import INTERRUPTED, output_console, progress_bar
+from repro.commands.console import INTERRUPTED, PLAIN_WIDTH, output_console, progress_bar
 from repro.commands.options import Request
 from repro.commands.recorded import Setting, label
 from repro.commands.settings import parse_settings
@@ -24,6 +27,7 @@ from repro.commands.tables import print_table, write_table
 from repro.profiles import CellSpec, load_profile, load_study
 from repro.runners.calibrate import ALWAYS
 from repro.runners.fidelity import Fidelity, FidelityCell
+from repro.runners.shares import Tell, run_shares
 from results.records import Run, RunInfo, read_run, run_key
 from results.schema import DataLabel
 from results.tables import build_table
@@ -42,8 +46,9 @@ def run_fidelity(request: Request, cells: Sequence[str] = (), study: str | None 
     for spec in specs:
         make_method(spec.method, spec.settings)
     setting = Setting(request, notes)
-    calibrated = [_Cell.of(setting, spec) for spec in specs]
     replayed = _Replayed.recorded(setting)
+    _spread(setting, replayed, specs)
+    calibrated = [_Cell.of(setting, spec) for spec in specs]
     runs = _run(setting, replayed, calibrated)
     tables = request.out / (study or "tables")
     for number in ("fidelity", "fidelity-edges", "fidelity-layers"):
@@ -154,9 +159,94 @@ class _Replayed:
         return cls("fidelity-timing", bench, "procedural", sha256, trace, timing.warm, 1, parts)
 
 
+def _spread(setting: Setting, replayed: _Replayed, specs: Sequence[CellSpec]) -> None:
+    """Calibrate and replay in several processes, so that nothing is left but to read it.
+
+    Whatever one of them has not done is done, and its error met, by the process that reads.
+    """
+    threads = torch.get_num_threads()
+    on_cpu = setting.adapter.spec.device.type == "cpu"
+    jobs = min(setting.fidelity.jobs, len(specs), threads) if on_cpu else 1
+    if jobs == 1:
+        return
+    shares = [(setting.request, specs[index::jobs], threads // jobs) for index in range(jobs)]
+    done = [0] * jobs
+    what = f"{replayed.bench}: {len(specs)} cells in {jobs} processes, workflows"
+    with _progress(setting, what, jobs * len(replayed.trace.workflows), replayed.bench) as update:
+
+        def heard(share: int, message: object) -> None:
+            if isinstance(message, int):
+                done[share] = message
+                update(sum(done))
+            else:
+                setting.notes.print(message, style="dim")
+
+        if not run_shares(_share, shares, heard):
+            setting.notes.print("a process ended before its cells were done; going on in one")
+
+
+def _share(request: Request, specs: Sequence[CellSpec], threads: int, tell: Tell) -> None:
+    """Calibrate and replay some of the cells; records and what was found lie in files."""
+    torch.set_num_threads(threads)
+    setting = Setting(request, Console(file=_Told(tell), width=PLAIN_WIDTH))
+    replayed = _Replayed.recorded(setting)
+    opened = [_open(setting, replayed, _Cell.of(setting, spec)) for spec in specs]
+    for done in _replay(setting, replayed, opened):
+        tell(done)
+
+
+class _Told(io.StringIO):
+    """A console's lines, told to another process."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            self._tell(line)
+        return len(text)
+
+
 def _run(setting: Setting, replayed: _Replayed, cells: Sequence[_Cell]) -> list[Run]:
     """Replay under every cell, with progress; Ctrl-C leaves what is done."""
     opened = [_open(setting, replayed, cell) for cell in cells]
+    what = f"{replayed.bench}: {len(opened)} cells, workflows"
+    with _progress(setting, what, len(replayed.trace.workflows), replayed.bench) as update:
+        for done in _replay(setting, replayed, opened):
+            update(done)
+    return [read_run(cell.directory) for cell, _ in opened]
+
+
+@contextmanager
+def _progress(
+    setting: Setting, what: str, total: int, bench: str
+) -> Iterator[Callable[[int], None]]:
+    """A bar to update with what is done; after Ctrl-C, what was done and how to go on."""
+    done = 0
+    with progress_bar(setting.notes) as progress:
+        task = progress.add_task(what, total=total)
+
+        def update(count: int) -> None:
+            nonlocal done
+            done = count
+            progress.update(task, completed=count)
+
+        try:
+            yield update
+        except KeyboardInterrupt:
+            progress.stop()
+            setting.notes.print(
+                f"interrupted after {done} of {total} workflows of {bench}; "
+                "give the same command again to go on from there"
+            )
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _replay(
+    setting: Setting, replayed: _Replayed, opened: Sequence[tuple[FidelityCell, RunInfo]]
+) -> Iterator[int]:
+    """Replay what is missing; yields how many workflows all cells have."""
     fidelity = Fidelity(
         setting.adapter,
         replayed.trace,
@@ -164,20 +254,7 @@ def _run(setting: Setting, replayed: _Replayed, cells: Sequence[_Cell]) -> list[
         answer_tokens=setting.fidelity.answer_tokens,
         reference_prefix=setting.reference_prefix,
     )
-    total, done = len(replayed.trace.workflows), 0
-    with progress_bar(setting.notes) as progress:
-        task = progress.add_task(f"{replayed.bench}: {len(opened)} cells, workflows", total=total)
-        try:
-            for done in fidelity.run(opened):
-                progress.update(task, completed=done)
-        except KeyboardInterrupt:
-            progress.stop()
-            setting.notes.print(
-                f"interrupted after {done} of {total} workflows of {replayed.bench}; "
-                "give the same command again to go on from there"
-            )
-            raise typer.Exit(INTERRUPTED) from None
-    return [read_run(cell.directory) for cell, _ in opened]
+    return fidelity.run(opened)
 
 
 def _open(setting: Setting, replayed: _Replayed, cell: _Cell) -> tuple[FidelityCell, RunInfo]:

@@ -101,6 +101,8 @@ class FidelityProfile(BaseModel):
 
     A trace holds ``warm`` workflows that fill the
     pools, ``calibration`` ones, and ``n`` evaluated ones. None as ``timing`` times nothing apart.
+    The cells are spread over ``jobs`` processes where the CPU is the device, at most one per thread
+    of PyTorch; what is timed apart is timed alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -110,6 +112,7 @@ class FidelityProfile(BaseModel):
     n: PositiveInt
     max_new_tokens: PositiveInt
     answer_tokens: PositiveInt = 16
+    jobs: PositiveInt = 1
     timing: TimingProfile | None = None
     cells: tuple[CellSpec, ...]
 

@@ -1,0 +1,79 @@
+"""Shares of a run in processes of their own.
+
+Matrices of a small model are too small for several threads: two processes with half of the cells
+each are done long before one process with two threads is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.queues import Queue
+from typing import Any
+
+from kvcmas.errors import UserError
+
+# How often the parent looks whether a silent process is still there.
+SECONDS = 0.2
+
+Tell = Callable[[Any], None]
+
+
+def run_shares(
+    work: Callable[..., None],
+    shares: Sequence[tuple[Any, ...]],
+    heard: Callable[[int, Any], None],
+) -> bool:
+    """Run ``work(*share, tell)`` for each share, at once; True if all of them came to their end.
+
+    What work leaves lies in files; what it tells is heard here, with the share's index. A process
+    that fails takes no other with it: its :class:`UserError` is left to whoever does the same work
+    again, any other exception is printed. None outlives this process, however it ends.
+
+    Args:
+        work: importable by name, as its arguments are picklable.
+    """
+    context = multiprocessing.get_context("spawn")
+    said: Queue[tuple[int, Any]] = context.Queue()
+    processes = [
+        context.Process(target=_run, args=(work, index, share, said), daemon=True)
+        for index, share in enumerate(shares)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        while any(process.is_alive() for process in processes) or not said.empty():
+            with suppress(queue.Empty):
+                heard(*said.get(timeout=SECONDS))
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+    return all(process.exitcode == 0 for process in processes)
+
+
+def _run(
+    work: Callable[..., None], index: int, share: tuple[Any, ...], said: Queue[tuple[int, Any]]
+) -> None:
+    # Ctrl-C reaches all processes of a terminal; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        work(*share, lambda message: said.put((index, message)))
+    except UserError:
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """A killed parent ends nobody; two writers of the same records would be left."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
