@@ -101,7 +101,8 @@ def _little_difference(claim: Claim, runs: Sequence[Run]) -> Evaluation | None:
         if len(rates) < 2:
             return None
         at = [cell for cell in own if cell.serve.qps == choose(rates) and cell.requests]
-        at = [cell for cell in in_comparison(at, _RHO) if cell.key.method != "fullshared"]
+        at = _least_scaled(in_comparison(at, _RHO))
+        at = [cell for cell in at if cell.key.method != "fullshared"]
         if len(at) < 2:
             return None
         slow = max(at, key=lambda cell: cell.ttft(50).value)
@@ -259,6 +260,11 @@ def _point(cells: Sequence[ServedCell], shared: int, output: int) -> list[Served
         if (cell.serve.shared_tokens, cell.serve.output_tokens) == (shared, output)
         and cell.serve.qps == 8
     ]
+    return _least_scaled(cells)
+
+
+def _least_scaled(cells: Sequence[ServedCell]) -> list[ServedCell]:
+    """Those at the smallest scale: the same context at another one is another trace."""
     scale = min((cell.serve.scale for cell in cells), default=1.0)
     return [cell for cell in cells if cell.serve.scale == scale]
 

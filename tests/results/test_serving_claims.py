@@ -102,6 +102,17 @@ def test_the_lowest_median_has_to_be_so_everywhere() -> None:
     assert "4 comparisons under 4 loads" in row.texts[-1]
 
 
+def test_a_context_at_another_scale_is_never_mixed_in() -> None:
+    divided = {"scale": 4.0, "info": {"bench": "T 32768+128 / 4", "data_sha256": "4" * 64}}
+    others = [point(m, s, **divided) for m, s in (("nonshared", 90.0), ("kvcmas", 0.1))]
+    alone, beside = (
+        next(row for row in judged(runs) if row.claim.id == "C07")
+        for runs in (_sweep(1.5), [*others, *_sweep(1.5)])
+    )
+    assert alone.verdict == beside.verdict
+    assert alone.texts == beside.texts
+
+
 def test_memory_claims_need_the_papers_model() -> None:
     def needs(shared: int, output: int, gigabytes: int, model: str) -> Run:
         return served_run(
