@@ -344,11 +344,21 @@ def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
         pairs = {(run.info.bench, getattr(run.info, name)) for run in runs}
         if len(pairs) > len(benches):
             differing.append(name)
+    first = {run.info.run_key: _first_evaluated(run) for run in runs}
+    evaluated = {(r.info.bench, first[r.info.run_key]) for r in runs if first[r.info.run_key]}
+    splits = len(evaluated) > len({bench for bench, _ in evaluated})
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        label = ", ".join(f"{name}={str(getattr(run.info, name))[:64]}" for name in differing)
-        groups.setdefault(label, []).append(run)
+        parts = [f"{name}={str(getattr(run.info, name))[:64]}" for name in differing]
+        if splits:
+            parts.append(f"evaluated from {first[run.info.run_key] or 'no sample yet'}")
+        groups.setdefault(", ".join(parts), []).append(run)
     yield from sorted(groups.items())
+
+
+def _first_evaluated(run: Run) -> str | None:
+    """First sample of a replay that is no warm-up: other requests, calibrated on others again."""
+    return next((row.sample_id for row in run.fidelity if not row.warm), None)
 
 
 def _split_analyses(analyses: Sequence[Analysis]) -> Iterator[tuple[str, list[Analysis]]]:

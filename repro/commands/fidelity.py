@@ -181,8 +181,11 @@ def _spread(setting: Setting, replayed: _Replayed, specs: Sequence[CellSpec]) ->
             else:
                 setting.notes.print(message, style="dim")
 
-        if not run_shares(_share, shares, heard):
-            setting.notes.print("a process ended before its cells were done; going on in one")
+        if failed := run_shares(_share, shares, heard):
+            codes = ", ".join(map(str, failed))
+            setting.notes.print(
+                f"{len(failed)} of {jobs} processes failed (exit code {codes}); going on in one"
+            )
 
 
 def _share(request: Request, specs: Sequence[CellSpec], threads: int, tell: Tell) -> None:

@@ -29,8 +29,8 @@ def run_shares(
     work: Callable[..., None],
     shares: Sequence[tuple[Any, ...]],
     heard: Callable[[int, Any], None],
-) -> bool:
-    """Run ``work(*share, tell)`` for each share, at once; True if all of them came to their end.
+) -> list[int | None]:
+    """Run ``work(*share, tell)`` for each share, at once; the exit codes of those that failed.
 
     What work leaves lies in files; what it tells is heard here, with the share's index. A process
     that fails takes no other with it: its :class:`UserError` is left to whoever does the same work
@@ -56,7 +56,7 @@ def run_shares(
             if process.pid is not None:
                 process.terminate()
                 process.join()
-    return all(process.exitcode == 0 for process in processes)
+    return [process.exitcode for process in processes if process.exitcode != 0]
 
 
 def _run(

@@ -24,8 +24,8 @@ from repro.runners.shares import run_shares
 from tests.repro.test_shares import {work}
 heard = []
 if __name__ == "__main__":
-    whole = run_shares({work}, {shares}, lambda *message: heard.append(message))
-    print(whole, sorted(heard))
+    failed = run_shares({work}, {shares}, lambda *message: heard.append(message))
+    print(failed, sorted(heard))
 """
 
 
@@ -61,8 +61,8 @@ def python(code: str, directory: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("work", "shares", "expected"),
     [
-        ("tells", [(3, 2), (7, 1)], "True [(0, 3), (0, 4), (1, 7)]"),
-        ("refuses_two", [(1,), (2,), (3,)], "False [(0, 1), (1, 2), (2, 3)]"),
+        ("tells", [(3, 2), (7, 1)], "[] [(0, 3), (0, 4), (1, 7)]"),
+        ("refuses_two", [(1,), (2,), (3,)], "[1] [(0, 1), (1, 2), (2, 3)]"),
     ],
 )
 def test_messages_are_heard_and_failures_known(
@@ -102,7 +102,7 @@ if __name__ == "__main__":
         _, err = done.communicate(timeout=300)
         assert done.returncode == 0, err
         assert ("3 cells in 2 processes" in err) == (jobs == 2)
-        assert "calibrating kvcmas" in err and "going on in one" not in err
+        assert "calibrating kvcmas" in err and "going on in one" not in err, err
         settings = [run.info.environment["torch"] for run in read_runs(out / "fidelity")]
         threads = {parts["threads"] for parts in settings}
         assert threads == {2 // jobs}

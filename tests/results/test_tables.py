@@ -10,7 +10,7 @@ import pytest
 
 from results.errors import TableError
 from results.records import Run
-from results.tables import Column, TableSpec, build_table, known_tables, register
+from results.tables import Column, TableSpec, build_table, known_tables, register, split_settings
 
 
 def test_an_unknown_table_lists_the_known_ones() -> None:
@@ -72,6 +72,19 @@ def test_a_setting_without_rows_labels_no_other(make_run) -> None:
     assert spec.table(runs).headings() == ["Method"]
     runs.append(make_run(method="kvcmas", engine="vllm"))
     assert spec.table(runs).frame["setting"].tolist() == ["engine=transformers", "engine=vllm"]
+
+
+def test_replays_of_other_requests_are_told_apart(make_fidelity, make_replay) -> None:
+    def replay(method: str, first: int, **info: object) -> Run:
+        rows = tuple(make_fidelity(n, (), (0.1,), warm=n < first) for n in range(first + 1))
+        return make_replay(rows, method=method, **info)
+
+    runs = [replay("kvcmas", 1), replay("nonshared", 1)]
+    assert "" in dict(split_settings(runs))
+    runs.append(replay("kvcmas", 2, settings={"tau": 0.2}))
+    labels = {label: [run.info.settings for run in group] for label, group in split_settings(runs)}
+    assert list(labels) == ["evaluated from s1", "evaluated from s2"]
+    assert labels["evaluated from s2"] == [{"tau": 0.2}]
 
 
 def test_two_benches_on_their_own_data_need_no_label(make_run) -> None:
