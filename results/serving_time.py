@@ -55,7 +55,11 @@ def _request_seconds(cell: ServedCell) -> float:
 def _rows(runs: Sequence[Run]) -> list[dict[str, object]]:
     cells = [cell for cell in served_cells(runs) if _backlogged(cell)]
     dense = {cell.key.load: cell for cell in cells if cell.key.method == EXACT}
-    return [_row(cell, dense[cell.key.load]) for cell in cells if cell.key.load in dense]
+    return [
+        _row(cell, dense[cell.key.load], cell.serve.work_bound)
+        for cell in cells
+        if cell.key.load in dense and cell.serve.work_bound is not None
+    ]
 
 
 def _backlogged(cell: ServedCell) -> bool:
@@ -63,8 +67,8 @@ def _backlogged(cell: ServedCell) -> bool:
     return bool(cell.requests) and serve.qps_here >= BACKLOG * serve.capacity
 
 
-def _row(cell: ServedCell, dense: ServedCell) -> dict[str, object]:
-    own, exact, bound = _request_seconds(cell), _request_seconds(dense), cell.serve.work_bound
+def _row(cell: ServedCell, dense: ServedCell, bound: float) -> dict[str, object]:
+    own, exact = _request_seconds(cell), _request_seconds(dense)
     parts = {
         name: stats.mean([row.times_s.get(name, 0.0) for row in cell.requests.values()])
         for name in ("plan", "inject", "execute", "again", "build")
