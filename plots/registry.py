@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import chain, count
 from pathlib import Path
 from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
@@ -24,6 +25,7 @@ from plots.style import GREY, WIDTH, save, styled
 from results.errors import ResultsError
 from results.evidence import Evidence
 from results.records import Run
+from results.schema import SERVED_MODES
 from results.tables import split_settings
 
 Draw = Callable[[Evidence, Path], list[Path]]
@@ -173,22 +175,34 @@ def _from_runs(number: str, draw: DrawRuns) -> Draw:
     def together(evidence: Evidence, out: Path) -> list[Path]:
         return draw(evidence.runs, out)
 
+    base, _, variant = number.partition("-")
+    # Cells of its own mode only: traces of another mode are no settings to tell apart.
+    every = set(SERVED_MODES.values())
+    modes = {variant or "real"} & every or every
+
     def apart(evidence: Evidence, out: Path) -> list[Path]:
-        served = [run for run in evidence.runs if run.info.serve is not None]
+        served = [run for run in evidence.runs if SERVED_MODES.get(run.info.kind) in modes]
         groups = sorted((group for _, group in split_settings(served)), key=len, reverse=True)
         paths: list[Path] = []
         reasons = ["no records yet"]
         for group in groups:
             try:
-                paths += draw(group, out / _folder(group[0]) if paths else out)
+                paths += draw(group, _free(out / _folder(group[0]), paths) if paths else out)
             except ResultsError as error:  # a setting without cells for this figure
                 reasons.append(str(error))
         if not paths:
             raise ResultsError(reasons[-1])
         return paths
 
-    spec = FIGURES.get(number.partition("-")[0])
+    spec = FIGURES.get(base)
     return apart if spec is not None and spec.apart else together
+
+
+def _free(folder: Path, taken: Sequence[Path]) -> Path:
+    """The folder, or one beside it if figures lie there: what differs may not be in its name."""
+    beside = (folder.with_name(f"{folder.name}-{n}") for n in count(2))
+    used = {path.parent for path in taken}
+    return next(each for each in chain((folder,), beside) if each not in used)
 
 
 def _folder(run: Run) -> str:

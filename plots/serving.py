@@ -58,13 +58,13 @@ class _Sheet:
 
     Attributes:
         q: percentile of TTFT.
-        column: what sets a panel's column apart, as a number.
+        column: what sets a panel's column apart, in the order of columns.
         title: of a column, from a cell in it.
         lines: of the cells.
     """
 
     q: float
-    column: Callable[[ServedCell], int]
+    column: Callable[[ServedCell], tuple[float, ...]]
     title: Callable[[ServedCell], str]
     lines: Callable[[Sequence[ServedCell]], list[_Line]]
 
@@ -83,7 +83,7 @@ def _contexts(name: str, runs: Sequence[Run], out: Path, q: float) -> list[Path]
         for cell in _cells(runs)
         if cell.serve.output_tokens <= _USUAL_OUTPUT and not _non_chained(cell)
     ]
-    sheet = _Sheet(q, lambda cell: cell.serve.shared_tokens, _context_title, _method_lines)
+    sheet = _Sheet(q, _by_context, _context_title, _method_lines)
     return _draw(name, cells, out, sheet)
 
 
@@ -92,7 +92,7 @@ def _outputs(name: str, runs: Sequence[Run], out: Path, q: float) -> list[Path]:
     long = [cell for cell in cells if cell.serve.output_tokens > _USUAL_OUTPUT]
     shared = {cell.serve.shared_tokens for cell in long}
     cells = [cell for cell in cells if cell.serve.shared_tokens in shared]
-    sheet = _Sheet(q, lambda cell: cell.serve.output_tokens, _output_title, _method_lines)
+    sheet = _Sheet(q, _by_output, _output_title, _method_lines)
     return _draw(name, cells, out, sheet)
 
 
@@ -104,8 +104,16 @@ def _chaining(name: str, runs: Sequence[Run], out: Path, q: float) -> list[Path]
     ]
     ratios = {cell.key.rho for cell in cells if _non_chained(cell)}
     cells = [cell for cell in cells if cell.key.rho in ratios or cell.key.method == "nonshared"]
-    sheet = _Sheet(q, lambda cell: cell.serve.shared_tokens, _context_title, _chaining_lines)
+    sheet = _Sheet(q, _by_context, _context_title, _chaining_lines)
     return _draw(name, cells, out, sheet)
+
+
+def _by_context(cell: ServedCell) -> tuple[float, ...]:
+    return cell.serve.shared_tokens, cell.serve.scale
+
+
+def _by_output(cell: ServedCell) -> tuple[float, ...]:
+    return cell.serve.output_tokens, cell.serve.scale
 
 
 def _cells(runs: Sequence[Run]) -> list[ServedCell]:
@@ -139,8 +147,8 @@ def _draw(name: str, cells: Sequence[ServedCell], out: Path, sheet: _Sheet) -> l
         for row in panels:
             low, high = row[0].get_ylim()
             row[0].set_ylim(low * (low / high) ** 0.15, high)  # room for the notes
-        for axes in panels[-1]:
-            axes.set_xlabel("agent requests per second (QPS)")
+        label = "agent requests per second (QPS)"
+        figure.supxlabel(label, fontsize=panels[0][0].xaxis.label.get_size())
         _legend(figure, sheet.lines(cells))
         small_print(figure, [_origin(cells), _TEXT])
         if (mode := cells[0].serve.mode) != "real":
@@ -182,8 +190,7 @@ def _headline(cells: Sequence[ServedCell], qps: float, q: float) -> str:
     if own is None or math.isnan(gain := speed_up(own, cells, q).value):
         return ""
     bound = own.serve.work_bound
-    text = f"KVCMAS {gain:.2f}x at {qps:g} QPS"
-    return text + ("" if bound is None else f", bound {bound:.2f}x")
+    return f"{gain:.2f}x" + ("" if bound is None else f", bound {bound:.2f}x")
 
 
 def _notes(axes: Axes, cells: Sequence[ServedCell], sheet: _Sheet, rates: Sequence[float]) -> None:

@@ -339,21 +339,44 @@ def _frame(columns: Sequence[Column], frames: Sequence[pd.DataFrame]) -> pd.Data
 def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Group runs that may share a table unlabelled; a label names what differs ("" if nothing)."""
     differing = [name for name in _COMPARABLE if len({getattr(run.info, name) for run in runs}) > 1]
+    groups: dict[str, list[Run]] = {}
+    for label, alike in _labelled(runs, lambda run: [_named(run, name) for name in differing]):
+        # Only among runs that are alike otherwise does it matter what a benchmark was run on.
+        for part, group in _labelled(alike, _within_benches(alike)):
+            groups[", ".join(filter(None, (label, part)))] = group
+    yield from sorted(groups.items())
+
+
+def _within_benches(runs: Sequence[Run]) -> Callable[[Run], list[str]]:
+    """What tells a run from others of its benchmark."""
     benches = {run.info.bench for run in runs}
-    for name in _COMPARABLE_IN_BENCH:
-        pairs = {(run.info.bench, getattr(run.info, name)) for run in runs}
-        if len(pairs) > len(benches):
-            differing.append(name)
+    differing = [
+        name
+        for name in _COMPARABLE_IN_BENCH
+        if len({(run.info.bench, getattr(run.info, name)) for run in runs}) > len(benches)
+    ]
     first = {run.info.run_key: _first_evaluated(run) for run in runs}
     evaluated = {(r.info.bench, first[r.info.run_key]) for r in runs if first[r.info.run_key]}
     splits = len(evaluated) > len({bench for bench, _ in evaluated})
+
+    def parts(run: Run) -> list[str]:
+        start = f"evaluated from {first[run.info.run_key] or 'no sample yet'}"
+        return [_named(run, name) for name in differing] + ([start] if splits else [])
+
+    return parts
+
+
+def _labelled(
+    runs: Sequence[Run], parts: Callable[[Run], list[str]]
+) -> Iterator[tuple[str, list[Run]]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        parts = [f"{name}={str(getattr(run.info, name))[:64]}" for name in differing]
-        if splits:
-            parts.append(f"evaluated from {first[run.info.run_key] or 'no sample yet'}")
-        groups.setdefault(", ".join(parts), []).append(run)
-    yield from sorted(groups.items())
+        groups.setdefault(", ".join(parts(run)), []).append(run)
+    yield from groups.items()
+
+
+def _named(run: Run, name: str) -> str:
+    return f"{name}={str(getattr(run.info, name))[:64]}"
 
 
 def _first_evaluated(run: Run) -> str | None:

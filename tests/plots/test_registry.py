@@ -54,6 +54,29 @@ def test_settings_that_cannot_share_a_sheet_get_one_each(tmp_path: Path) -> None
     assert names == ["figure5.svg", "tiny-llama-vllm-cpu-float32/figure5.svg"]
 
 
+def test_no_sheet_is_drawn_over_another(tmp_path: Path) -> None:
+    runs = [
+        served_run(method, time, info={"data_sha256": sha * 64})
+        for sha in "123"
+        for method, time in (("nonshared", 1.0), ("kvcmas", 0.5))
+    ]
+    paths = draw_figure("5", Evidence(tuple(runs)), tmp_path)
+    names = [path.relative_to(tmp_path).parent.as_posix() for path in paths]
+    assert names == [".", (one := "tiny-llama-transformers-cpu-float32"), f"{one}-2"]
+
+
+def test_contexts_share_a_sheet_whatever_other_modes_were_traced_with(tmp_path: Path) -> None:
+    runs = [
+        served_run(method, time, shared_tokens=shared)
+        for shared in (2048, 8192)
+        for method, time in (("nonshared", 1.0), ("kvcmas", 0.5))
+    ]
+    elsewhere = {"kind": "model", "data_sha256": "7" * 64, "bench": "T 2048+128"}
+    runs.append(served_run("kvcmas", 0.1, info=elsewhere, mode="modelled"))
+    (path,) = draw_figure("5", Evidence(tuple(runs)), tmp_path)
+    assert "2K shared" in path.read_text() and "8K shared" in path.read_text()
+
+
 def test_an_unknown_figure_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="unknown figure '1'; known here: 2, 3"):
         draw_figure("1", Evidence(), tmp_path)
