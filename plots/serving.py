@@ -147,8 +147,8 @@ def _draw(name: str, cells: Sequence[ServedCell], out: Path, sheet: _Sheet) -> l
         for row in panels:
             low, high = row[0].get_ylim()
             row[0].set_ylim(low * (low / high) ** 0.15, high)  # room for the notes
-        label = "agent requests per second (QPS)"
-        figure.supxlabel(label, fontsize=panels[0][0].xaxis.label.get_size())
+        for axes in panels[-1]:
+            axes.set_xlabel("agent requests/s (QPS)")
         _legend(figure, sheet.lines(cells))
         small_print(figure, [_origin(cells), _TEXT])
         if (mode := cells[0].serve.mode) != "real":

@@ -53,7 +53,7 @@ def test_contexts_and_rates(number: str, tmp_path: Path) -> None:
         "2K shared",
         "8K shared",
         "KVComm: out of memory, 1 GB",
-        "agent requests per second (QPS)",
+        "agent requests/s (QPS)",
         f"p{50 if number == '5' else 90} TTFT, s",
         "bound 1.50x",
         "real; layout T",
