@@ -20,10 +20,13 @@ from results.records import read_runs
 # Starting processes leaves the one that does a helper of multiprocessing that never ends before it
 # does, so all of this runs in processes of its own.
 HEARD = """
+import signal
 from repro.runners.shares import run_shares
 from tests.repro.test_shares import {work}
 heard = []
 if __name__ == "__main__":
+    # Jobs in the background of a shell begin with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = run_shares({work}, {shares}, lambda *message: heard.append(message))
     print(failed, sorted(heard))
 """
