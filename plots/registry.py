@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 
 import plots
 from plots.style import GREY, WIDTH, save, styled
+from results.comparable import split_settings
 from results.errors import ResultsError
 from results.evidence import Evidence
 from results.records import Run
 from results.schema import SERVED_MODES
-from results.tables import split_settings
 
 Draw = Callable[[Evidence, Path], list[Path]]
 DrawRuns = Callable[[Sequence[Run], Path], list[Path]]

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from plots.style import GREY, METHODS, WIDTH, Look, look, save, small_print, styled
+from results.comparable import split_settings
 from results.errors import ResultsError
 from results.names import display_name
 from results.records import Run
@@ -31,7 +32,6 @@ from results.serving import (
     served_cells,
     speed_up,
 )
-from results.tables import split_settings
 
 # The law under which the paper's serving claims are judged; another one only if it is all there is.
 _LAW: Final = "even"

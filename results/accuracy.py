@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from results import stats
 from results.benches import bench_order
+from results.comparable import check_repetitions
 from results.names import method_order
 from results.records import Run
-from results.tables import Column, check_repetitions
+from results.tables import Column
 
 BASELINE = "nonshared"
 FLOOR = "fullshared"

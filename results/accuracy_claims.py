@@ -14,10 +14,10 @@ from results import stats
 from results.accuracy import BOOTSTRAP_SEED, Cell, grouped
 from results.benches import bench_name
 from results.claims import Claim
+from results.comparable import split_settings
 from results.names import RANDOM_WEIGHTS, display_name
 from results.records import Run
 from results.schema import SampleRecord
-from results.tables import split_settings
 from results.verdicts import Evaluation, Measured, evaluates
 
 _DELTA: Final = ("graphflow", "kvcomm")

@@ -13,11 +13,11 @@ from typing import Final
 
 from results import stats
 from results.claims import Claim, Verdict
+from results.comparable import split_settings
 from results.names import RANDOM_WEIGHTS, display_name
 from results.records import Run
 from results.replay import Replay, TurnKey, replays, reusable
 from results.stats import Estimate
-from results.tables import split_settings
 from results.verdicts import Evaluation, Measured, evaluates
 
 _SEED: Final = 0

@@ -12,12 +12,13 @@ import pandas as pd
 
 from results import stats
 from results.claims import load_claims
+from results.comparable import split_settings
 from results.names import display_name
 from results.records import Run
 from results.serving import ServedCell, of_mode, served_cells, too_few
 from results.serving_claims import LAW, compared, headline_pairs, percentile_of
 from results.serving_tables import footer
-from results.tables import Column, provenance, register, split_settings
+from results.tables import Column, provenance, register
 
 CLAIMS = ("C01", "C02", "C03", "C04", "C05")
 

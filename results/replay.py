@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from results.comparable import check_repetitions
 from results.errors import TableError
 from results.names import display_name, method_order
 from results.records import Run
 from results.schema import FidelityEdge, FidelityRecord
-from results.tables import Column, check_repetitions
+from results.tables import Column
 
 TurnKey = tuple[str, int]
 """Sample and position in its trajectory: the same prompt for every method."""

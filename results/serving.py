@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from results import stats
+from results.comparable import check_repetitions
 from results.errors import TableError
 from results.names import method_order
 from results.records import Run
 from results.schema import SERVED_MODES, LostRequest, RequestRecord, ServeInfo
 from results.stats import Estimate
-from results.tables import check_repetitions
 
 BOOTSTRAP_SEED: Final = 0
 # A 90th percentile of fewer requests is little more than their maximum.

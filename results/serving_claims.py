@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from results import verdicts
 from results.claims import Claim, PaperValue, Verdict
+from results.comparable import split_settings
 from results.memory_claims import calculated
 from results.names import display_name
 from results.records import Run
 from results.serving import EXACT, ServedCell, in_comparison, of_mode, ratio, served_cells
-from results.tables import split_settings
 from results.verdicts import Evaluation, Measured, evaluates
 
 LAW = "even"

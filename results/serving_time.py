@@ -16,8 +16,7 @@ from results import stats
 from results.names import display_name
 from results.records import Run
 from results.serving import EXACT, ServedCell, served_cells
-from results.serving_tables import footer
-from results.tables import Column, register
+from results.tables import Column, provenance, register
 
 # From this multiple of NonShared's capacity on an engine has a backlog nearly all the time.
 BACKLOG: Final = 2.0
@@ -38,7 +37,7 @@ COLUMNS = (
     Column("inject_s", "Fill s", digits=3),
     Column("execute_s", "Rows by the plug-in s", digits=3),
     Column("build_s", "Anchors s", digits=3),
-    Column("engine_s", "Rows by vLLM s", digits=3),
+    Column("engine_s", "Rows by the engine s", digits=3),
 )
 
 
@@ -71,10 +70,11 @@ def _row(cell: ServedCell, dense: ServedCell, bound: float) -> dict[str, object]
     own, exact = _request_seconds(cell), _request_seconds(dense)
     parts = {
         name: stats.mean([row.times_s.get(name, 0.0) for row in cell.requests.values()])
-        for name in ("plan", "inject", "execute", "again", "build")
+        for name in ("background", "plan", "inject", "execute", "again", "build")
     }
     executed = parts["execute"] + parts["again"] - parts["inject"]
-    known = parts["plan"] + parts["inject"] + executed + parts["build"]
+    planned = parts["background"] + parts["plan"]
+    known = planned + parts["inject"] + executed + parts["build"]
     return {
         "bench": cell.key.load.bench,
         "arrival": cell.key.load.arrival,
@@ -87,7 +87,7 @@ def _row(cell: ServedCell, dense: ServedCell, bound: float) -> dict[str, object]
         "work_bound": bound,
         "reached_percent": 100 * exact / own / bound,
         "ideal_s": exact / bound,
-        "plan_s": parts["plan"],
+        "plan_s": planned,
         "inject_s": parts["inject"],
         "execute_s": executed,
         "build_s": parts["build"],
@@ -101,7 +101,7 @@ def _footer(runs: Sequence[Run]) -> tuple[str, ...]:
         " the first arrival to the end of the last request",
         "plan: gates and weights, references where a method needs them; fill: deltas, rotation and"
         " writing; anchors come after the first token; at the bound: NonShared's seconds over it",
-        *footer(runs),
+        *provenance(runs),
     )
 
 

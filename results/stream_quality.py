@@ -13,10 +13,11 @@ from typing import Final
 
 import pandas as pd
 
+from results.comparable import split_settings
 from results.names import display_name
 from results.records import Run
 from results.stream import StreamCell
-from results.tables import Column, build_table, split_settings
+from results.tables import Column, build_table
 
 # Kind of run, its benchmark, its table, and which of that table's columns are taken.
 _FIDELITY: Final = ("kl_first_nats", "k_error", "v_error")

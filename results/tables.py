@@ -3,12 +3,12 @@
 A module that adds a table decorates a function from runs to a frame with :func:`register`; the
 package imports these modules itself, so that the registry is complete whoever asks. Runs that
 differ in model, hardware, backend, dtype or data never reach one call of that function together:
-they are split here and told apart by a ``setting`` column.
+they are split (:mod:`results.comparable`) and told apart by a ``setting`` column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ import pandas as pd
 
 from results import render
 from results.analysis import Analysis
+from results.comparable import refuse_copies, split_analyses, split_settings
 from results.errors import TableError
 from results.records import Run
 from results.schema import RunInfo
@@ -24,26 +25,6 @@ from results.schema import RunInfo
 Build = Callable[[Sequence[Run]], pd.DataFrame]
 BuildAnalyses = Callable[[Sequence[Analysis]], pd.DataFrame]
 Footer = Callable[[Sequence[Run]], tuple[str, ...]]
-
-# What two runs must share to stand in one table without a label ...
-_COMPARABLE = (
-    "engine",
-    "model",
-    "model_revision",
-    "dtype",
-    "attention",
-    "device",
-    "hardware",
-    "data",
-)
-# ... and what they must share in addition if they ran the same benchmark.
-_COMPARABLE_IN_BENCH = (
-    "data_sha256",
-    "workflow",
-    "workload_label",
-    "max_new_tokens",
-    "final_tokens",
-)
 
 
 @dataclass(frozen=True)
@@ -155,7 +136,7 @@ class AnalysisSpec(Spec):
     def table(self, analyses: Sequence[Analysis]) -> Table:
         """The table, one group of rows per setting, from the analyses of its name."""
         chosen = [analysis for analysis in analyses if analysis.name == self.analysis]
-        groups = list(_split_analyses(chosen))
+        groups = list(split_analyses(chosen))
         columns = (SETTING, *self.columns) if len(groups) > 1 else self.columns
         frames = [self.build(group).assign(setting=setting) for setting, group in groups]
         frame = _frame(columns, frames)
@@ -180,7 +161,7 @@ class TableSpec(Spec):
         """The table, one group of rows per setting, from the runs of its kinds."""
         others = [run for run in runs if run.info.kind in self.beside]
         chosen = [run for run in runs if run.info.kind in self.kinds]
-        _refuse_copies(chosen)
+        refuse_copies(chosen)
         built = [(group, self.build([*group, *others])) for _, group in split_settings(chosen)]
         # A setting without a row needs no telling apart from the others.
         filled = [(group, frame) for group, frame in built if len(frame)]
@@ -336,68 +317,6 @@ def _frame(columns: Sequence[Column], frames: Sequence[pd.DataFrame]) -> pd.Data
     return pd.concat([f[list(types)].astype(types) for f in frames], ignore_index=True)
 
 
-def split_settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Group runs that may share a table unlabelled; a label names what differs ("" if nothing)."""
-    differing = [name for name in _COMPARABLE if len({getattr(run.info, name) for run in runs}) > 1]
-    groups: dict[str, list[Run]] = {}
-    for label, alike in _labelled(runs, lambda run: [_named(run, name) for name in differing]):
-        # Only among runs that are alike otherwise does it matter what a benchmark was run on.
-        for part, group in _labelled(alike, _within_benches(alike)):
-            groups[", ".join(filter(None, (label, part)))] = group
-    yield from sorted(groups.items())
-
-
-def _within_benches(runs: Sequence[Run]) -> Callable[[Run], list[str]]:
-    """What tells a run from others of its benchmark."""
-    benches = {run.info.bench for run in runs}
-    differing = [
-        name
-        for name in _COMPARABLE_IN_BENCH
-        if len({(run.info.bench, getattr(run.info, name)) for run in runs}) > len(benches)
-    ]
-    first = {run.info.run_key: _first_evaluated(run) for run in runs}
-    evaluated = {(r.info.bench, first[r.info.run_key]) for r in runs if first[r.info.run_key]}
-    splits = len(evaluated) > len({bench for bench, _ in evaluated})
-
-    def parts(run: Run) -> list[str]:
-        start = f"evaluated from {first[run.info.run_key] or 'no sample yet'}"
-        return [_named(run, name) for name in differing] + ([start] if splits else [])
-
-    return parts
-
-
-def _labelled(
-    runs: Sequence[Run], parts: Callable[[Run], list[str]]
-) -> Iterator[tuple[str, list[Run]]]:
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(", ".join(parts(run)), []).append(run)
-    yield from groups.items()
-
-
-def _named(run: Run, name: str) -> str:
-    return f"{name}={str(getattr(run.info, name))[:64]}"
-
-
-def _first_evaluated(run: Run) -> str | None:
-    """First sample of a replay that is no warm-up: other requests, calibrated on others again."""
-    return next((row.sample_id for row in run.fidelity if not row.warm), None)
-
-
-def _split_analyses(analyses: Sequence[Analysis]) -> Iterator[tuple[str, list[Analysis]]]:
-    """The same for analyses, which say what they are from in their provenance."""
-    differing = [
-        name
-        for name in ("model", "dtype", "device", "data")
-        if len({analysis.provenance.get(name) for analysis in analyses}) > 1
-    ]
-    groups: dict[str, list[Analysis]] = {}
-    for analysis in analyses:
-        label = ", ".join(f"{name}={analysis.provenance.get(name)}" for name in differing)
-        groups.setdefault(label, []).append(analysis)
-    yield from sorted(groups.items())
-
-
 def _provenance_of(analyses: Sequence[Analysis]) -> tuple[str, ...]:
     """Footer of a table made from analyses: what they are from, their definitions."""
     lines = [
@@ -410,32 +329,3 @@ def _provenance_of(analyses: Sequence[Analysis]) -> tuple[str, ...]:
     commits = sorted({analysis.provenance.get("git_commit", "unknown") for analysis in analyses})
     lines.append(f"git commit: {', '.join(commits)}")
     return (*lines, *dict.fromkeys(note for analysis in analyses for note in analysis.notes))
-
-
-def check_repetitions(runs: Sequence[Run]) -> None:
-    """Refuse to average runs of one method on one benchmark that do not repeat one another.
-
-    Raises TableError unless they differ in the seed and have the same settings.
-    """
-    by_seed: dict[int, Run] = {}
-    for run in runs:
-        what = f"{run.info.method} on {run.info.bench}"
-        if run.info.settings != runs[0].info.settings:
-            raise TableError(
-                f"{runs[0].name} and {run.name} are both {what} but differ in their settings; "
-                "give one a label"
-            )
-        if other := by_seed.get(run.info.seed):
-            raise TableError(
-                f"{other.name} and {run.name} both measure {what} with seed {run.info.seed}; "
-                "use one of them"
-            )
-        by_seed[run.info.seed] = run
-
-
-def _refuse_copies(runs: Sequence[Run]) -> None:
-    seen: dict[str, Run] = {}
-    for run in runs:
-        if other := seen.get(run.info.run_key):
-            raise TableError(f"{other.name} and {run.name} are copies of run {run.info.run_key}")
-        seen[run.info.run_key] = run

@@ -48,8 +48,7 @@ class TurnResult:
         output: generated ids without the stop token.
         finish: ``stop`` (a stop token was sampled) or ``length``.
         first_logits: ``[vocab]``, what the first token was drawn from.
-        continuation_logits: teacher forcing only, ``[tokens, vocab]``, the logits after each forced
-            token, as many as were asked for.
+        continuation_logits: teacher forcing only, ``[tokens, vocab]``, after each token as asked.
         first_seen: PH segments that nobody had held before this turn.
         holders: node that held each other PH last.
         source_bytes: source caches of this workflow after the turn.
@@ -195,8 +194,7 @@ class Session:
 
         Args:
             output: forced output ids (replay); decoding is then one teacher-forced pass.
-            logits: after how many forced ids logits are wanted, None for all. An output that no
-                later turn reads is fed as far as that.
+            logits: after how many forced ids they are wanted (None: all); unread outputs end there.
             stepwise: feed forced ids one by one, at the cost of decoding; their logits are dropped.
             force: see :class:`~kvcmas.engine.contract.Turn`.
             keep_buffer: hand out the turn's KV buffer with the result.

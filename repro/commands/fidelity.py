@@ -179,7 +179,7 @@ def _spread(setting: Setting, replayed: _Replayed, specs: Sequence[CellSpec]) ->
                 done[share] = message
                 update(sum(done))
             else:
-                setting.notes.print(message, style="dim")
+                setting.notes.print(message, style="dim", markup=False)
 
         if failed := run_shares(_share, shares, heard):
             codes = ", ".join(map(str, failed))

@@ -20,9 +20,10 @@ from repro.runners.hop_costs import Hardware, HopCosts, load_hardware
 from repro.runners.modelled import store
 from repro.runners.queue_study import VOCAB, Modelled, Skipped, predict, validate
 from repro.runners.serving.capacity import LLAMA_8B
+from results.comparable import split_settings
 from results.records import Run, read_runs
 from results.serving import of_mode
-from results.tables import build_table, split_settings
+from results.tables import build_table
 from traces import GeneratorSettings
 
 

@@ -1,7 +1,6 @@
 """Shares of a run in processes of their own.
 
-Matrices of a small model are too small for several threads: two processes with half of the cells
-each are done long before one process with two threads is.
+Matrices of a small model are too small to keep several threads busy; cells are independent.
 """
 
 from __future__ import annotations

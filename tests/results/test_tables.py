@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from results.comparable import split_settings
 from results.errors import TableError
 from results.records import Run
-from results.tables import Column, TableSpec, build_table, known_tables, register, split_settings
+from results.tables import Column, TableSpec, build_table, known_tables, register
 
 
 def test_an_unknown_table_lists_the_known_ones() -> None:
