@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,8 +27,10 @@ from results.accuracy import (
 from results.benches import BENCHES, unmeasured
 from results.names import display_name
 from results.records import Run
-from results.schema import TurnRecord
+from results.schema import SampleRecord, TurnRecord
 from results.tables import Column, provenance, register
+
+LETTERS = frozenset("ABCDEFGHIJ")
 
 COLUMNS = (
     Column("bench", "Bench", "string"),
@@ -45,6 +47,7 @@ COLUMNS = (
     Column("recovered_percent", "Gap recovered %", digits=0, hide_if_empty=True),
     Column("extraction_failures", "No answer", "Int64"),
     Column("unanswered_percent", "No answer %", digits=1),
+    Column("commonest_percent", "Commonest letter %", digits=1, hide_if_empty=True),
     Column("latency_s", "Latency s", digits=2),
     Column("ttft_s", "TTFT s", digits=3),
     Column("peak_memory_gb", "Peak GB", digits=2),
@@ -75,6 +78,11 @@ def footer(runs: Sequence[Run]) -> tuple[str, ...]:
         f"{bench}: {count} samples are left out, their image or clip was not there"
         for bench, count in sorted(missing.items())
     ]
+    if any(_commonest(run.samples) is not None for run in runs):
+        notes.append(
+            "commonest letter: its share of the answers; at 100 the model says the same whatever"
+            " is asked, and its accuracy is how often that letter is right"
+        )
     if unscored:
         notes.append(f"{unscored} answers were not scored and are not part of the accuracy")
     notes += unmeasured(runs, BENCHES, "repro accuracy --bench BENCH")
@@ -137,6 +145,7 @@ def _row(
         if samples
         else None,
         "unanswered_percent": 100 * stats.mean([sample.failure is not None for sample in samples]),
+        "commonest_percent": _commonest(samples),
         "latency_s": stats.mean([sample.e2e_s for sample in samples]),
         "ttft_s": stats.mean(_trajectory_ttfts(runs)),
         "peak_memory_gb": peak / 1e9 if peak else None,
@@ -150,6 +159,14 @@ def _row(
         "agreement_percent": 100 * stats.mean(agreed),
         "n_kl": len(kls) or None,
     }
+
+
+def _commonest(samples: Sequence[SampleRecord]) -> float | None:
+    """Percent of the answers that are the commonest one; None where an answer is no letter."""
+    if not all(sample.expected in LETTERS for sample in samples):
+        return None
+    letters = Counter(sample.extracted for sample in samples if sample.extracted is not None)
+    return 100 * max(letters.values()) / letters.total() if letters else None
 
 
 def _p_value(own: Mapping[str, float], baseline: Mapping[str, float]) -> float:

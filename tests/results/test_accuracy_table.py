@@ -68,6 +68,25 @@ def test_what_was_left_out_or_unanswered_is_told(make_run) -> None:
     assert any("2 samples are left out" in note for note in table.footer)
 
 
+def test_a_model_that_always_says_the_same_letter_is_told(make_run) -> None:
+    def answered(letters: str, expected: str = "BACA") -> Run:
+        run = make_run((True, False, False, True), method="nonshared")
+        pairs = zip(run.samples, letters, expected, strict=True)
+        samples = tuple(
+            sample.model_copy(update={"extracted": said.strip() or None, "expected": right})
+            for sample, said, right in pairs
+        )
+        return replace(run, samples=samples)
+
+    for letters, percent in (("AAAA", "100.0"), ("AAB ", "66.7"), ("ABCD", "25.0")):
+        table = build_table("1", [answered(letters)])
+        assert table.display_rows(["commonest_percent"]) == [[percent]]
+        assert any("commonest letter" in note for note in table.footer)
+    numbers = build_table("1", [answered("AAAA", "17C3")])
+    assert numbers.display_rows(["commonest_percent"]) == [[""]]
+    assert not any("commonest letter" in note for note in numbers.footer)
+
+
 def test_displayed_cells(make_run) -> None:
     table = build_table("1", [make_run((True,) * 5 + (False,) * 3, method="nonshared")])
     names = ["method", "accuracy_percent", "difference_points", "pool_bytes", "kl_nats", "n_kl"]
