@@ -29,7 +29,7 @@ class GSM8K(Team):
     Attributes:
         difficulty: 1 to 4, of procedural problems only.
         problems: how many procedural problems a split has.
-        prompts: ``short`` or ``steps``, see ``gsm8k_prompts``.
+        prompts: ``short``, ``brief`` or ``steps``, see ``gsm8k_prompts``.
         limits: of the programs that the Programming Expert writes.
         observation_chars: where the text of a program's result is cut.
 
@@ -49,7 +49,7 @@ class GSM8K(Team):
                 f"gsm8k: difficulty goes from 1 to {len(LEVELS)}, not {self.difficulty}"
             )
         if self.prompts not in PROMPTS:
-            raise UserError(f"gsm8k: prompts are {' or '.join(PROMPTS)}, not {self.prompts!r}")
+            raise UserError(f"gsm8k: prompts are {', '.join(PROMPTS)}, not {self.prompts!r}")
         if self.problems < 1 or self.observation_chars < 1:
             raise UserError("gsm8k: problems and observation_chars start at 1")
         super().__post_init__()

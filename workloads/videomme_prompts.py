@@ -30,6 +30,6 @@ ROLES = (
     Role(
         "FinalRefer",
         "You are the referee. Other agents have watched a clip; any of them can be wrong.",
-        "Weigh their answers against the clip. Reply with one sentence: The answer is X.",
+        "Weigh their answers against the clip. Reply with one sentence: The answer is, and its letter.",
     ),
 )
