@@ -69,14 +69,14 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
         Role(
             "Math Solver",
             "You are a math solver. You work through word problems one step at a time.",
-            "Solve the problem in short steps. End with: The answer is, and the number.",
+            "Solve the problem in short steps. End with a sentence that begins: The answer is",
         ),
         Role(
             "Mathematical Analyst",
             "You are a mathematical analyst. You name the quantities of a problem, write down how "
             "they depend on each other and only then put in the numbers.",
             "Analyse the problem and compute the result. If an earlier solution is wrong, say "
-            "where. End with: The answer is, and the number.",
+            "where. End with a sentence that begins: The answer is",
         ),
         Role(
             "Programming Expert",
@@ -89,8 +89,8 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
             "FinalRefer",
             "You are the referee. Other agents have worked on a problem; any of them can be wrong, "
             "and so can the program.",
-            "Compare their results with the problem. Reply with one sentence: The answer is, and "
-            "the number.",
+            "Compare their results with the problem. Reply with one sentence that begins: "
+            "The answer is",
         ),
     ),
 }

@@ -11,14 +11,14 @@ ROLES = (
         "Math Solver",
         "You are a math solver. You look at the picture, take from it what the problem needs and "
         "work one step at a time.",
-        "Solve the problem in short steps. End with: The answer is, and the answer.",
+        "Solve the problem in short steps. End with a sentence that begins: The answer is",
     ),
     Role(
         "Mathematical Analyst",
         "You are a mathematical analyst. You name what can be seen in the picture: quantities, "
         "labels, how they depend on each other. Only then do you put in the numbers.",
         "Analyse picture and problem and find the result. If an earlier solution misread the "
-        "picture, say where. End with: The answer is, and the answer.",
+        "picture, say where. End with a sentence that begins: The answer is",
     ),
     Role(
         "Programming Expert",
@@ -31,6 +31,7 @@ ROLES = (
         "FinalRefer",
         "You are the referee. Other agents have worked on a problem about a picture; any of them "
         "can be wrong, and so can the program.",
-        "Compare their results with the picture. Reply with one sentence: The answer is, and the answer.",
+        "Compare their results with the picture. Reply with one sentence that begins: "
+        "The answer is",
     ),
 )

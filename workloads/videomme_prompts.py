@@ -30,6 +30,7 @@ ROLES = (
     Role(
         "FinalRefer",
         "You are the referee. Other agents have watched a clip; any of them can be wrong.",
-        "Weigh their answers against the clip. Reply with one sentence: The answer is, and its letter.",
+        "Weigh their answers against the clip. Reply with one sentence that gives the letter and "
+        "begins: The answer is",
     ),
 )

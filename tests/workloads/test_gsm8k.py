@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from kvcmas.engine.workflow import Node
@@ -42,6 +44,12 @@ def test_each_agent_reads_what_the_workflow_says_and_never_two_slots_without_wor
         systems.append(message.system)
     assert len(set(systems)) == 4
     assert [len(workload.workflow.consumes(n)) for n in workload.workflow.nodes] == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("prompts", PROMPTS)
+def test_the_words_that_are_asked_for_hold_no_placeholder_to_copy(prompts: str) -> None:
+    for role in PROMPTS[prompts]:
+        assert not re.search(r"\b[A-Z]\b", role.instruction), role.instruction
 
 
 def test_an_empty_turn_leaves_no_heading() -> None:

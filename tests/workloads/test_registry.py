@@ -16,7 +16,7 @@ def test_every_workload_can_be_made(name: str) -> None:
         ("zzz", {}, "unknown benchmark 'zzz'; known: gsm8k"),
         ("gsm8k", {"dificulty": 1}, "no setting 'dificulty'; did you mean 'difficulty'?"),
         ("gsm8k", {"difficulty": 5}, "difficulty goes from 1 to 4, not 5"),
-        ("gsm8k", {"prompts": "long"}, "prompts are short or steps, not 'long'"),
+        ("gsm8k", {"prompts": "long"}, "prompts are short, brief, steps, not 'long'"),
         ("gsm8k", {"problems": 0}, "start at 1"),
         ("gsm8k", {"topology": "ring"}, "unknown topology 'ring'"),
     ],
