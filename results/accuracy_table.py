@@ -30,6 +30,7 @@ from results.records import Run
 from results.schema import SampleRecord, TurnRecord
 from results.tables import Column, provenance, register
 
+# Of multiple-choice questions.
 LETTERS = frozenset("ABCDEFGHIJ")
 
 COLUMNS = (
@@ -162,7 +163,7 @@ def _row(
 
 
 def _commonest(samples: Sequence[SampleRecord]) -> float | None:
-    """Percent of the answers that are the commonest one; None where an answer is no letter."""
+    """Percent of the answers that are the commonest one; None where right answers are no letters."""
     if not all(sample.expected in LETTERS for sample in samples):
         return None
     letters = Counter(sample.extracted for sample in samples if sample.extracted is not None)
