@@ -163,7 +163,7 @@ def _row(
 
 
 def _commonest(samples: Sequence[SampleRecord]) -> float | None:
-    """Percent of the answers that are the commonest one; None where right answers are no letters."""
+    """Percent of answers that are the commonest one; None where right ones are no letters."""
     if not all(sample.expected in LETTERS for sample in samples):
         return None
     letters = Counter(sample.extracted for sample in samples if sample.extracted is not None)
