@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,8 @@ from kvcmas.errors import UserError
 
 # Model types whose layers the adapters know.
 KNOWN = ("llama", "qwen2")
+# One row's product is cut into this many blocks of output features.
+BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class TransformersAdapter:
         self._embed: nn.Module = embed
         self._layers: list[Any] = list(trunk.layers)
         self._norm: nn.Module = trunk.norm
-        self._head: nn.Module = model.get_output_embeddings()
+        self._head: Any = model.get_output_embeddings()
 
     def _heads(self, rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (-1, self.spec.head_dim)).transpose(0, 1)
@@ -142,19 +145,40 @@ class TransformersAdapter:
     def project_kv(self, layer: int, normed: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`ModelAdapter`."""
         attention = self._layers[layer].self_attn
-        return self._heads(attention.k_proj(normed)), self._heads(attention.v_proj(normed))
+        k, v = linear(attention.k_proj, normed), linear(attention.v_proj, normed)
+        return self._heads(k), self._heads(v)
 
     def project_q(self, layer: int, normed: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""
-        return self._heads(self._layers[layer].self_attn.q_proj(normed))
+        return self._heads(linear(self._layers[layer].self_attn.q_proj, normed))
 
     def finish(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""
         module = self._layers[layer]
         flat = attended.transpose(0, 1).flatten(1)
-        hidden = hidden + module.self_attn.o_proj(flat)
-        return hidden + module.mlp(module.post_attention_layernorm(hidden))
+        hidden = hidden + linear(module.self_attn.o_proj, flat)
+        mlp, normed = module.mlp, module.post_attention_layernorm(hidden)
+        gated = mlp.act_fn(linear(mlp.gate_proj, normed)) * linear(mlp.up_proj, normed)
+        return hidden + linear(mlp.down_proj, gated)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See :class:`ModelAdapter`."""
-        return self._head(self._norm(hidden))
+        return linear(self._head, self._norm(hidden))
+
+
+def linear(module: nn.Linear, rows: Tensor) -> Tensor:
+    """``module(rows)`` for ``rows [rows, in_features]``.
+
+    A single fp32 row on the CPU goes through a batched product: the matrix-vector kernel behind
+    ``nn.Linear`` runs in one thread, and decoding is nothing but reading the weights.
+    """
+    weight = module.weight
+    ours = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
+    if len(rows) != 1 or type(module) is not nn.Linear or not ours:
+        return module(rows)
+    features = module.out_features
+    blocks = gcd(features, BLOCKS)
+    # The stride of the transposed row is what selects the fast kernel; a plain column is slower.
+    column = rows.expand(blocks, 1, -1).transpose(1, 2)
+    product = torch.bmm(weight.view(blocks, features // blocks, -1), column).view(1, features)
+    return product if module.bias is None else product + module.bias

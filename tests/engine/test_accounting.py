@@ -142,7 +142,8 @@ def test_flops_are_those_that_pytorch_counts(executor: Executor, kind: str) -> N
     with FlopCounterMode(display=False) as counter:
         run = executor.run(PROMPT, plan, all_logits=kind == "all_logits")
     counts = counter.get_flop_counts()["Global"]
-    linear = counts[torch.ops.aten.mm] + counts.get(torch.ops.aten.addmm, 0)
+    products = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+    linear = sum(counts.get(product, 0) for product in products)
     spec = executor.model.spec
     attention = sum(4 * spec.heads * spec.head_dim * seen for seen in pairs)
     assert run.accounting.flops == linear + attention

@@ -19,7 +19,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from kvcmas.engine.adapter import TransformersAdapter
+from kvcmas.engine.adapter import TransformersAdapter, linear
 from kvcmas.engine.contract import Fill, Plan
 from kvcmas.engine.executor import Executor
 from kvcmas.engine.segments import Prompt, pf, ph
@@ -138,6 +138,26 @@ def test_no_rows_are_no_problem(model: TransformersAdapter) -> None:
     assert model.project_q(0, none).shape == (8, 0, 32)
     assert [x.shape for x in model.project_kv(0, none)] == [(2, 0, 32)] * 2
     assert model.finish(0, none, torch.empty(8, 0, 32)).shape == none.shape
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("features", "rows"), [(24, 1), (7, 1), (24, 2), (24, 0)])
+def test_a_product_of_one_row_is_that_of_the_module(features: int, rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(32, features, bias=bias)
+    x = torch.randn(rows, 32)
+    torch.testing.assert_close(linear(module, x), module(x), atol=1e-6, rtol=1e-5)
+
+
+def test_a_product_of_one_row_leaves_other_modules_to_themselves() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(rows)
+
+    x = torch.randn(1, 32)
+    doubled, half = Doubled(32, 8), torch.nn.Linear(32, 8, dtype=torch.bfloat16)
+    assert torch.equal(linear(doubled, x), doubled(x))
+    assert torch.equal(linear(half, x.bfloat16()), half(x.bfloat16()))
 
 
 def test_nothing_of_the_model_is_changed(hf: PreTrainedModel) -> None:
