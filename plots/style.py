@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 7.0  # inches; the text width of a two-column page
 FORMATS: Final = ("png", "svg", "pdf")
 GREY: Final = "#6b6b6b"
-_LINE: Final = 150  # characters of small print that fit the width
+_LINE: Final = 120  # characters of small print that fit the width, hexadecimal digits too
 
 _RC: Final[Mapping[RcKeyType, Any]] = MappingProxyType(
     {

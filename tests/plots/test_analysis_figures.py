@@ -9,6 +9,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from plots import style
 from plots.analysis import figure2, figure3, figure7
@@ -250,3 +252,15 @@ def test_labels_never_touch() -> None:
     placed = style.spread(heights, 0.1, 1)
     assert all(b - a > 0.1 - 1e-9 for a, b in pairwise(placed))
     assert placed[0] >= 0 and placed[-1] <= 1 + 1e-9
+
+
+def test_small_print_stays_within_the_figure() -> None:
+    commits = ", ".join(f"{i:x}" * 40 for i in range(2, 12))
+    with style.styled():
+        figure = Figure(figsize=(style.WIDTH, 2), layout="constrained")
+        style.small_print(figure, [f"git commit: {commits}; runs: 10", "m" * 20])
+        FigureCanvasAgg(figure).draw()
+        (text,) = figure.texts
+        extent = text.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0 and extent.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= extent.y0 and extent.y1 <= figure.bbox.y1
