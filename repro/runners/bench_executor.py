@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from baselines.fullshared import FullShared
 from baselines.nonshared import NonShared
 from kvcmas.engine.adapter import TransformersAdapter
+from kvcmas.engine.contract import Plan
+from kvcmas.engine.executor import Executor
 from kvcmas.engine.segments import Prompt, pf, ph
 from kvcmas.engine.session import Engine, TurnResult
 from kvcmas.engine.workflow import sequential
 from kvcmas.method.kvcmas import KVCMAS
-from repro.runners.bench_parts import AFTER, BEFORE, Draw, Step, interleaved
+from repro.runners.bench_parts import AFTER, BEFORE, Clock, Draw, Step, interleaved
 from results.goals import BenchRow
+
+# Tokens that a round decodes.
+DECODED = 16
 
 
 def bench_executor(
@@ -28,7 +34,7 @@ def bench_executor(
     seed: int = 0,
     on_step: Step = lambda step: None,
 ) -> tuple[BenchRow, ...]:
-    """Time Transformers' forward and one turn of each kind, in turn, ``repeats`` times.
+    """Time Transformers, one turn of each kind and decoding, in turn, ``repeats`` times.
 
     Layout L0 with ``shared`` tokens; token ids are random (the cost does not depend on them).
     KVCMAS runs with ``anchors`` anchors in its pool, all corrections accepted; building one anchor
@@ -62,11 +68,19 @@ def bench_executor(
         "fullshared": lambda: second(full).times.ttft,
         "kvcmas": lambda: second(ours).times.ttft,
     }
+    ids = draw.ids(adapter.spec.vocab, BEFORE + shared + AFTER)
+    parts |= _decoding(model, adapter, ids, DECODED * (repeats + 1))
     seconds = interleaved(parts, repeats, on_step)
     base, reused = seconds["dense"], seconds["fullshared"]
     return (
         BenchRow.paired(
             "dense through the executor / Transformers forward", base, seconds["forward"], 1.15
+        ),
+        BenchRow.paired(
+            "decoding through the executor / Transformers",
+            seconds["decode"],
+            seconds["decode forward"],
+            1.0,
         ),
         BenchRow.paired("fully reused turn (FullShared) / dense", reused, base, 0.12),
         BenchRow.paired("accepted KVCMAS turn / dense", seconds["kvcmas"], base, 0.25),
@@ -74,6 +88,29 @@ def bench_executor(
             "KVCMAS anchor building / dense", builds, [statistics.median(base)] * anchors, 0.5
         ),
     )
+
+
+def _decoding(
+    model: PreTrainedModel, adapter: TransformersAdapter, ids: tuple[int, ...], room: int
+) -> dict[str, Callable[[], float]]:
+    """Seconds of ``DECODED`` more tokens after ``ids``, in two ways; ``room`` tokens at most."""
+    executor, prompt, clock = Executor(adapter), Prompt((pf(ids),)), Clock(model.device)
+    buffer = executor.run(prompt, Plan.make(prompt), new_tokens=room).buffer
+    cache = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def forward(rows: Sequence[int]) -> None:
+        batch = torch.tensor([list(rows)], device=model.device)
+        model(batch, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def repeated(step: Callable[[Sequence[int]], object]) -> float:
+        return clock.time(lambda: [step(ids[:1]) for _ in range(DECODED)])
+
+    forward(ids)
+    return {
+        "decode": lambda: repeated(lambda rows: executor.extend(buffer, rows)),
+        "decode forward": lambda: repeated(forward),
+    }
 
 
 def _second_turn(
