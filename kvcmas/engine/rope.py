@@ -33,6 +33,7 @@ class Rope:
         self.inv_freq = inv_freq.double()
         self.attention_scaling = attention_scaling
         self._table = inv_freq.new_empty(2, 0, inv_freq.numel(), dtype=torch.float32)
+        self._latest: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def from_config(cls, config: PretrainedConfig, device: torch.device | str = "cpu") -> Rope:
@@ -60,9 +61,14 @@ class Rope:
         return cls(inv_freq, scaling)
 
     def make(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate fresh queries or keys ``[heads, tokens, head_dim]`` to ``positions [tokens]``."""
-        cos, sin = self._lookup(positions)
-        return _rotate(x, cos * self.attention_scaling, sin * self.attention_scaling)
+        """Rotate fresh queries or keys ``[heads, tokens, head_dim]`` to ``positions [tokens]``.
+
+        A tensor of positions must not be changed in place after it was given here.
+        """
+        # Every layer asks for the same rows, twice: the angles are kept for the latest tensor.
+        if self._latest is None or self._latest[0] is not positions:
+            self._latest = positions, self._lookup(positions) * self.attention_scaling
+        return _rotate(x, *self._latest[1])
 
     def align_(self, keys: Tensor, offset: int) -> Tensor:
         """Move cached keys ``[..., tokens, head_dim]`` by ``offset`` positions, in place.

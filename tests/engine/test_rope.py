@@ -124,6 +124,13 @@ def test_positions_may_be_scattered_and_come_in_any_order(rope: Rope) -> None:
     assert rope.make(x[:, :0], positions[:0]).shape == (3, 0, HEAD_DIM)
 
 
+def test_what_is_kept_for_one_tensor_of_positions_is_not_given_to_another(rope: Rope) -> None:
+    x, here, there = torch.randn(2, 3, HEAD_DIM), torch.arange(3), torch.arange(3) + 7
+    fresh = Rope(rope.inv_freq, rope.attention_scaling)
+    for positions in (here, here, there, there.clone(), here):
+        assert torch.equal(rope.make(x, positions), fresh.make(x, positions.clone()))
+
+
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("start", [0, 5, 40_000])
 def test_align_equals_fresh_rotation_at_the_target(rope: Rope, start: int, offset: int) -> None:
