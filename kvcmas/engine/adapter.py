@@ -169,8 +169,8 @@ class TransformersAdapter:
 def linear(module: nn.Linear, rows: Tensor) -> Tensor:
     """``module(rows)`` for ``rows [rows, in_features]``.
 
-    A single fp32 row on the CPU goes through a batched product: the matrix-vector kernel behind
-    ``nn.Linear`` runs in one thread, and decoding is nothing but reading the weights.
+    A single fp32 row on the CPU goes through a batched product: decoding is little but reading the
+    weights, and the matrix-vector kernel of MKL, behind ``nn.Linear``, does that in one thread.
     """
     weight = module.weight
     ours = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
