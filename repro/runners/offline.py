@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from kvcmas.engine.adapter import TransformersAdapter
@@ -72,15 +74,17 @@ class Requests:
 
 
 def store(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON in one step.
+    """Write JSON in one step; others may write the same at the same time.
 
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=2))
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, method_names
 from repro.commands.fidelity import parse_cell
-from repro.commands.settings import parse_settings
+from repro.commands.settings import check_writable, parse_settings
 from repro.profiles import load_profile, override, profile_names
 from repro.runners.cells import with_defaults
+from repro.runners.offline import store
 from workloads import get
 
 
@@ -59,3 +64,23 @@ def test_methods_by_module_path() -> None:
         find_method("baselines.nonshared:Plan")
     with pytest.raises(UserError, match="cannot load"):
         find_method("baselines.nowhere:Method")
+
+
+@pytest.mark.parametrize(
+    "touch", [check_writable, lambda directory: store(directory / "found.json", {"tau": 0.5})]
+)
+def test_processes_that_share_a_directory_do_not_meet(
+    touch: Callable[[Path], None], tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(touch, tmp_path) for _ in range(200)]:
+            done.result()
+    assert {path.name for path in tmp_path.iterdir()} <= {"found.json"}
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write to .*file"):
+        check_writable(tmp_path / "file")
+    with pytest.raises(UserError, match=r"cannot write .*found\.json"):
+        store(tmp_path / "file" / "found.json", {})
