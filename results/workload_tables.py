@@ -12,10 +12,13 @@ from results.accuracy import Cell, gated, grouped, scores
 from results.benches import BENCHES, PAPER_TAU, unmeasured
 from results.names import WITHOUT_POOL, display_name
 from results.records import Run
+from results.schema import TurnRecord
 from results.tables import Column, Footer, provenance, register
 
 # Methods whose corrections pass a gate, and the setting that holds its threshold.
 THRESHOLDS = {"kvcmas": "tau", "kvcomm": "gamma"}
+
+QUARTERS = 4
 
 _BENCH = Column("bench", "Bench", "string")
 _METHOD = Column("method", "Method", "string")
@@ -32,6 +35,11 @@ SETUP = (
     Column("paper_tau", "Paper's tau", digits=2),
     Column("target_rho", "Target rho", digits=2),
     Column("rho_entry", "rho entry", digits=3),
+    *(
+        Column(f"rho_quarter_{i}", f"Quarter {i}", digits=2, hide_if_empty=True)
+        for i in range(1, QUARTERS + 1)
+    ),
+    Column("unjudged_percent", "Unjudged %", digits=1, hide_if_empty=True),
 )
 LENGTHS = (
     _BENCH,
@@ -86,6 +94,8 @@ def _identity(cell: Cell, runs: Sequence[Run]) -> dict[str, object]:
         "repro accuracy --bench BENCH",
         "threshold: tau of KVCMAS, gamma of KVComm; it depends on the model, so the paper's is no "
         "target. target rho: what it was calibrated for, on requests that are not evaluated",
+        "quarters: rho entry of the first, second, ... quarter of the requests, in their order: "
+        "pools go on changing. unjudged: reusable segments without anchors to ask the gate about",
     ),
 )
 def setup_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -99,7 +109,6 @@ def setup_table(runs: Sequence[Run]) -> pd.DataFrame:
             continue
         shown.add(cell.bench)
         info = repeats[0].info
-        turns = [turn for run in repeats for turn in run.turns]
         rows.append(
             {
                 **_identity(cell, repeats),
@@ -109,10 +118,26 @@ def setup_table(runs: Sequence[Run]) -> pd.DataFrame:
                 "threshold": None if threshold is None else info.settings.get(threshold),
                 "paper_tau": PAPER_TAU.get(cell.bench),
                 "target_rho": info.target_rho if threshold else None,
-                "rho_entry": stats.rho(turns, "entry") if threshold else None,
+                **(_held(repeats) if threshold else {}),
             }
         )
     return _frame(SETUP, rows)
+
+
+def _held(runs: Sequence[Run]) -> dict[str, object]:
+    """The reuse that a threshold held, in all and along the requests."""
+    turns = [turn for run in runs for turn in run.turns]
+    quarters: list[list[TurnRecord]] = [[] for _ in range(QUARTERS)]
+    for run in runs:
+        for turn in run.turns:
+            quarters[QUARTERS * turn.sample_index // len(run.samples)].append(turn)
+    edges = [edge for turn in turns for edge in turn.edges if edge.tokens and not edge.first]
+    unjudged = [edge.action == "dense" and edge.entropy is None for edge in edges]
+    return {
+        "rho_entry": stats.rho(turns, "entry"),
+        **{f"rho_quarter_{i}": stats.rho(part, "entry") for i, part in enumerate(quarters, 1)},
+        "unjudged_percent": 100 * stats.mean(unjudged) if unjudged else None,
+    }
 
 
 @register(

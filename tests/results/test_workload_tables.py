@@ -28,12 +28,26 @@ def test_table3_shows_thresholds_of_gated_methods_and_the_reuse_they_held(
     ]
     table = build_table("3", runs)
     assert table.display_rows() == [
-        ["mmlu", "", "sequential", "2", "", "", "", "0.29", "", ""],
+        ["mmlu", "", "sequential", "2", "", "", "", "0.29", "", "", "", "", ""],
         ["gsm8k", "One, Two", "sequential", "2", "KVCMAS", "rho=0.8", "0.0500", "0.32", "0.80",
-         "0.500"],
+         "0.500", "1.00", "0.00", "0.0"],
     ]  # fmt: skip
     assert "not measured: HumanEval, MathVista, Video-MME" in table.footer[-1]
     assert "repro accuracy --bench BENCH" in table.footer[-1]
+
+
+def test_table3_tells_how_reuse_changes_and_what_no_gate_was_asked_about(
+    make_run, make_turn, make_edge
+) -> None:
+    judged, refused = make_edge(5), make_edge(5, executed=20)
+    alone = refused | {"action": "dense", "reason": "length", "entropy": None}
+    first = alone | {"first": True}
+    edges = [(alone, first), (judged, refused), (judged,), (judged, judged, alone)]
+    turns = tuple(make_turn(i, edges=of, tokens=15) for i, of in enumerate(edges))
+    row = build_table("3", [make_run((True,) * 4, turns, bench="mmlu")]).frame.iloc[0]
+    assert [row[f"rho_quarter_{i}"] for i in (1, 2, 3, 4)] == pytest.approx([0, 0.5, 1, 2 / 3])
+    assert row["rho_entry"] == pytest.approx(4 / 7)
+    assert row["unjudged_percent"] == pytest.approx(100 * 2 / 7)
 
 
 def test_table4_tells_what_accumulates_from_what_is_processed(make_run, make_turn) -> None:
