@@ -28,6 +28,7 @@ from results.tables import build_table, provenance
 _MARGIN: Final = 0.75
 # Least span: points of accuracy; share of the latency.
 _LEAST_POINTS, _LEAST_SHARE = 4.0, 0.1
+_LINE_SHARE: Final = 0.08  # of a panel's height, for a written value
 _TITLE: Final = 40  # characters that fit a panel
 _TEXT: Final = (
     "Latency: end-to-end seconds of a trajectory, one request after another (the paper: 1 QPS)."
@@ -53,6 +54,11 @@ class _Limits(NamedTuple):
     right: float
     bottom: float
     top: float
+
+    def nearest(self, point: _Point) -> tuple[float, float]:
+        """Where a point is drawn: at its place, or on the border nearest to it."""
+        x = min(max(point.latency, self.left), self.right)
+        return x, min(max(point.accuracy, self.bottom), self.top)
 
 
 def figure4(runs: Sequence[Run], out: Path) -> list[Path]:
@@ -163,11 +169,13 @@ def _panel(axes: Axes, points: Sequence[_Point], limits: _Limits) -> None:
         )
     front = _front(points)
     axes.plot([p.latency for p in front], [p.accuracy for p in front], color=GREY, linewidth=0.8)
-    outside: list[_Point] = []  # their values are written one above another
+    written: list[float] = []  # where values stand; those at one height go one above another
+    line = _LINE_SHARE * (limits.top - limits.bottom)
     for point in points:
-        if not limits.bottom <= point.accuracy <= limits.top:
-            outside.append(point)
-        _draw(axes, point, limits, max(0, len(outside) - 1) if point in outside else 0)
+        x, y = limits.nearest(point)
+        _draw(axes, point, limits, sum(abs(y - height) < line for height in written))
+        if (x, y) != (point.latency, point.accuracy):
+            written.append(y)
 
 
 def _front(points: Sequence[_Point]) -> list[_Point]:
@@ -185,8 +193,7 @@ def _draw(axes: Axes, point: _Point, limits: _Limits, level: int) -> None:
     ``level`` counts the lines that values of other points take there already.
     """
     style = look(point.method)
-    x = min(max(point.latency, limits.left), limits.right)
-    y = min(max(point.accuracy, limits.bottom), limits.top)
+    x, y = limits.nearest(point)
     marker = style.marker if (x, y) == (point.latency, point.accuracy) else _towards(point, limits)
     if x == point.latency:
         axes.vlines(x, point.low, point.high, color=style.colour, linewidth=0.6, alpha=0.5)

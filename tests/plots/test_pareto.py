@@ -80,6 +80,17 @@ def test_a_panel_per_benchmark_and_values_only_outside(
     assert names == ["NonShared", "FullShared", "GraphFlow", "KVCMAS rho=0.8"]
 
 
+def test_values_at_one_place_are_written_one_above_another(
+    make_run, drawn: list[Figure], tmp_path: Path
+) -> None:
+    seconds = {"nonshared": 10.0, "fullshared": 6.0, "kvcomm": 50.0, "kvcmas": 60.0}
+    figure4([run(make_run, method, 12, latency) for method, latency in seconds.items()], tmp_path)
+    (axes,) = drawn[0].axes
+    drawn[0].draw_without_rendering()
+    first, second = (text.get_window_extent() for text in axes.texts if text.get_text())
+    assert not first.overlaps(second)
+
+
 def test_the_files_are_written(make_run, tmp_path: Path) -> None:
     paths = figure4([run(make_run, "nonshared", 12, 10.0)], tmp_path)
     assert [path.name for path in paths] == ["figure4.png", "figure4.svg", "figure4.pdf"]
