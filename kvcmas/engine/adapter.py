@@ -113,7 +113,8 @@ class ModelAdapter(Protocol):
 class TransformersAdapter:
     """Llama and Qwen2 of Transformers (also as the language trunk of LLaVA-OneVision).
 
-    Calls the model's own modules; nothing is patched. Runs on the model's device and dtype.
+    Works with the model's own modules and weights; nothing is patched. Runs on the model's
+    device and dtype.
 
     Raises:
         UserError: an architecture whose layers do something this adapter does not know.
