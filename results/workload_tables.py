@@ -136,7 +136,7 @@ def _held(runs: Sequence[Run]) -> dict[str, object]:
     return {
         "rho_entry": stats.rho(turns, "entry"),
         **{f"rho_quarter_{i}": stats.rho(part, "entry") for i, part in enumerate(quarters, 1)},
-        "unjudged_percent": 100 * stats.mean(unjudged) if unjudged else None,
+        "unjudged_percent": 100 * stats.mean(unjudged),
     }
 
 
