@@ -19,6 +19,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+from kvcmas.engine import adapter
 from kvcmas.engine.adapter import TransformersAdapter, linear
 from kvcmas.engine.contract import Fill, Plan
 from kvcmas.engine.executor import Executor
@@ -142,14 +143,36 @@ def test_no_rows_are_no_problem(model: TransformersAdapter) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("features", "rows"), [(24, 1), (7, 1), (24, 2), (24, 0)])
-def test_a_product_of_one_row_is_that_of_the_module(features: int, rows: int, bias: bool) -> None:
+def test_a_product_of_one_row_is_that_of_the_module(
+    features: int, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "on_amd", lambda: True)
     torch.manual_seed(0)
     module = torch.nn.Linear(32, features, bias=bias)
     x = torch.randn(rows, 32)
     torch.testing.assert_close(linear(module, x), module(x), atol=1e-6, rtol=1e-5)
 
 
-def test_a_product_of_one_row_leaves_other_modules_to_themselves() -> None:
+def test_a_product_of_one_row_is_batched_on_amd_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    batched: list[torch.Size] = []
+
+    def bmm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        batched.append(one.shape)
+        return one @ other
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    module, x = torch.nn.Linear(32, 24), torch.randn(1, 32)
+    for amd in (False, True):
+        monkeypatch.setattr(adapter, "on_amd", lambda amd=amd: amd)
+        linear(module, x)
+    assert batched == [torch.Size([8, 3, 32])]
+
+
+def test_a_product_of_one_row_leaves_other_modules_to_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapter, "on_amd", lambda: True)
+
     class Doubled(torch.nn.Linear):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(rows)
