@@ -8,12 +8,11 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 import workloads
 from kvcmas.errors import UserError
 from repro.commands.accuracy_plan import plan_table
-from repro.commands.console import INTERRUPTED, output_console, progress_bar
+from repro.commands.console import INTERRUPTED, follow, output_console, progress_bar
 from repro.commands.fidelity import parse_cell
 from repro.commands.settings import check_writable, choose_device, parse_settings
 from repro.commands.tables import print_table, write_table
@@ -67,11 +66,11 @@ def run(request: Request) -> None:
         return
     accuracy = Accuracy(setup)
 
-    def follow(rows: Iterable[TraceWorkflow]) -> Iterable[TraceWorkflow]:
+    def followed(rows: Iterable[TraceWorkflow]) -> Iterable[TraceWorkflow]:
         total = setup.warm + setup.calibration
-        return track(rows, f"recording {total} reserved requests", total=total, console=notes)
+        return follow(rows, f"recording {total} reserved requests", total, notes)
 
-    reserved = Reserved(accuracy, follow, lambda step: notes.print(step, style="dim"))
+    reserved = Reserved(accuracy, followed, lambda step: notes.print(step, style="dim"))
     cells = make_cells(setup, specs, seeds, reserved.calibrate)
     _run_cells(accuracy, cells, reserved, notes)
     made = build_table("1", [read_run(cell.directory) for cell in cells])

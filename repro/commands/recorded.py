@@ -10,7 +10,6 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 
 import workloads
 from baselines.nonshared import NonShared
@@ -19,6 +18,7 @@ from kvcmas.engine.session import Engine
 from kvcmas.errors import UserError
 from kvcmas.registry import make_method
 from repro import env
+from repro.commands.console import follow
 from repro.commands.options import Request
 from repro.commands.settings import check_writable, choose_device, parse_settings
 from repro.data import load_dataset
@@ -133,7 +133,7 @@ class Setting:
             runner,
             samples,
             origin,
-            lambda rows: track(rows, described, total=wanted, console=self.notes),
+            lambda rows: follow(rows, described, wanted, self.notes),
         )
         return path
 
