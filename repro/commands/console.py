@@ -46,7 +46,10 @@ def progress_bar(console: Console) -> Progress:
 def follow(rows: Iterable[T], what: str, total: int, console: Console) -> Iterator[T]:
     """The rows, with progress while they are made."""
     with progress_bar(console) as progress:
-        yield from progress.track(rows, total=total, description=what)
+        task = progress.add_task(what, total=total)
+        for row in rows:
+            progress.advance(task)
+            yield row
 
 
 class _ProgressLines(Progress):
