@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from workloads.base import Dataset, DataSource, Sample
 
 Row = Mapping[str, Any]
 S = TypeVar("S", bound=Sample)
+MIX_SEED = 0
 # Makes a sample of a row, given its number from 0. Raises ValueError for a row that makes none.
 Parse = Callable[[int, Row], S]
 
@@ -39,6 +41,16 @@ def dataset(samples: Sequence[Sample], source: DataSource, label: str) -> Datase
             json.dumps(asdict(sample), sort_keys=True, ensure_ascii=False).encode() + b"\n"
         )
     return Dataset(tuple(samples), source, label, digest.hexdigest())
+
+
+def mixed(samples: Sequence[S]) -> list[S]:
+    """The samples in an order drawn once, for files that go subject by subject.
+
+    The first ones, which a short run evaluates or sets apart, are then of all subjects.
+    """
+    drawn = list(samples)
+    random.Random(MIX_SEED).shuffle(drawn)
+    return drawn
 
 
 def read_hub(

@@ -15,7 +15,7 @@ from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
 from workloads.agents import Team, compose
 from workloads.base import Dataset, Message, Role, Sample, Score
-from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
+from workloads.data import HubSource, Row, dataset, find_file, mixed, read_hub, read_jsonl
 from workloads.letters import score_letter
 from workloads.mmlu_prompts import EXPERT, PROMPTS
 from workloads.quiz import LETTERS, question_text, questions
@@ -92,7 +92,7 @@ class MMLU(Team):
 
         ``data`` is ``hub``, ``procedural``, or a directory or file with one question a line:
         ``question``, ``subject``, ``choices`` and the ``answer``'s index. ``seed`` selects
-        procedural questions; the other sources have one order.
+        procedural questions; the other sources have one order, whole splits a mixed one.
 
         Raises:
             UserError: an unknown split, missing data, or a malformed row (its place is named).
@@ -176,7 +176,7 @@ def chosen_rows() -> list[int]:
 
 def _chosen(part: str, samples: Sequence[Sample]) -> Sequence[Sample]:
     if part != "kvcomm153":
-        return samples
+        return mixed(samples)
     subjects = [sample.meta["subject"] for sample in samples]
     if len(samples) != VALIDATION or subjects != sorted(subjects):
         raise UserError(

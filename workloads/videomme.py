@@ -12,7 +12,7 @@ from kvcmas.engine.workflow import Node
 from kvcmas.errors import UserError
 from workloads.agents import Team, compose
 from workloads.base import Dataset, Message, Role, Sample, Score
-from workloads.data import HubSource, Row, find_file, parsed, read_hub, read_jsonl
+from workloads.data import HubSource, Row, find_file, mixed, parsed, read_hub, read_jsonl
 from workloads.videomme_clips import DrawnClip, asked_clips
 from workloads.videomme_prompts import ROLES
 from workloads.vision_questions import Question
@@ -74,7 +74,8 @@ class VideoMME(Team):
         ``data`` is ``procedural`` (our own clips, which also have a ``calibration`` split), a
         directory or file with the questions and the clips beside it, or ``hub``, which has the
         questions: the clips must then lie in the folder ``videos``. Questions whose clip is not
-        there are listed in the dataset's ``missing``. ``seed`` selects procedural clips.
+        there are listed in the dataset's ``missing``. ``seed`` selects procedural clips; the others
+        come in a mixed order (the benchmark's goes from short clips to long ones).
 
         Raises:
             UserError: an unknown split, missing data, no clip at all, or a malformed row.
@@ -91,11 +92,11 @@ class VideoMME(Team):
                 )
             clips = _find_clips([Path(self.videos)])
             rows = read_hub(HUB, "test", lambda n, row: self._sample(row, clips))
-            return visual_dataset(rows, "hub", str(HUB))
+            return visual_dataset(mixed(rows), "hub", str(HUB))
         path = find_file(data, self.name, _FILES)
         folder = path.parent.parent if path.parent.name == "videomme" else path.parent
         places = [Path(self.videos)] if self.videos else [folder / name for name in _FOLDERS]
-        return visual_dataset(self._read(path, _find_clips(places)), "local", path.name)
+        return visual_dataset(mixed(self._read(path, _find_clips(places))), "local", path.name)
 
     def _drawn(self, split: str, seed: int) -> Dataset:
         try:

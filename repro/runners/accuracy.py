@@ -49,7 +49,6 @@ from workloads.chat import ChatFormat
 # The method whose first-token distributions the others are compared with.
 BASELINE = "nonshared"
 WARMUP_TOKENS = 64
-RESERVED_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,6 @@ class Setup:
     def reserved(self) -> tuple[Sample, ...]:
         """Samples that are never evaluated: those that fill pools, then those to calibrate on.
 
-        More of them begin with the fewer.
-
         Raises:
             UserError: there are too few.
         """
@@ -103,8 +100,6 @@ class Setup:
                 f"{source.label} leaves {len(others)} samples beside the evaluated ones; "
                 f"{self.warm} to fill pools and {self.calibration} to calibrate on are wanted"
             )
-        # MMLU's files go subject by subject: the first ones would be a few subjects' alone.
-        random.Random(RESERVED_SEED).shuffle(others)
         return tuple(others[:wanted])
 
     @cached_property

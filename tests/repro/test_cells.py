@@ -133,24 +133,13 @@ def setup(tmp_path: Path) -> Setup:
 
 def test_reserved_samples_are_never_evaluated_ones(setup: Setup) -> None:
     rest = replace(setup, warm=3, calibration=1)
-    assert {s.id for s in rest.reserved} == {"some-6", "some-7", "some-8", "some-9"}
+    assert [s.id for s in rest.reserved] == ["some-6", "some-7", "some-8", "some-9"]
     with pytest.raises(UserError, match=r"leaves 4 samples .* 3 to fill pools and 2 to calibrate"):
         replace(setup, warm=3, calibration=2).reserved  # noqa: B018
     # A split of its own may repeat evaluated questions.
     other = dataset(4, "other").samples
     mixed = replace(dataset(0), samples=(setup.dataset.samples[2], *other))
-    chosen = replace(setup, warm=4, held_out=mixed).reserved
-    assert {s.id for s in chosen} == {s.id for s in other}
-
-
-def test_reserved_samples_come_from_all_over_their_source(setup: Setup) -> None:
-    # MMLU's 285 go subject by subject, five of each.
-    few = replace(setup, warm=10, held_out=dataset(285, "dev"))
-    subjects = {int(sample.id.removeprefix("dev-")) // 5 for sample in few.reserved}
-    assert len(subjects) >= 8 and max(subjects) > 40
-    more = replace(few, calibration=60)
-    assert more.reserved[:10] == few.reserved
-    assert replace(few).reserved == few.reserved
+    assert replace(setup, warm=2, held_out=mixed).reserved == other[:2]
 
 
 def test_methods_that_learn_have_a_cell_per_order(setup: Setup) -> None:

@@ -150,6 +150,20 @@ def test_rows_beside_clips(tmp_path: Path, parquet: bool, place: str) -> None:
         sample.media.check()
 
 
+def test_the_first_questions_are_not_all_about_short_clips(tmp_path: Path) -> None:
+    lengths = [name for name in ("short", "medium", "long") for _ in range(20)]
+    rows = [
+        {**ROW, "question_id": f"{i:03d}-1", "duration": duration}
+        for i, duration in enumerate(lengths)
+    ]
+    write(tmp_path, rows)
+    (tmp_path / "data" / "abc.mp4").write_bytes(b"a clip")
+    samples = VideoMME().load(tmp_path).samples
+    assert len({s.id for s in samples}) == len(rows)
+    for few in (samples[:15], samples[-15:]):
+        assert {s.meta["duration"] for s in few} == {"short", "medium", "long"}
+
+
 def test_clips_may_lie_elsewhere(tmp_path: Path) -> None:
     write(tmp_path / "rows", [ROW])
     (tmp_path / "clips").mkdir()
