@@ -2,7 +2,8 @@
 
 A module of this package draws from run records with ``FIGURES``, number to ``draw(runs, out)``, or
 from files of `repro analyze` with ``ANALYSIS_FIGURES``, number to the name of the analysis and
-``draw(files, out)``. Modules are found by their being here; ``5-emulated`` is a variant of 5.
+``draw(files, out)``. Modules are found by their being here; ``5-emulated`` is a variant of 5. A
+variant that shows something else has its title in ``TITLES``.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def draw_all(evidence: Evidence, out: Path) -> Iterator[Drawn]:
         with suppress(ResultsError):
             base, _, variant = number.partition("-")
             of = FIGURES.get(base, FigureSpec(base, "figure", "repro --help"))
-            spec = replace(of, number=number, title=f"{of.title}, {variant}")
+            title = _titles().get(number, f"{of.title}, {variant}")
+            spec = replace(of, number=number, title=title)
             yield Drawn(spec, tuple(draw_figure(number, evidence, out)))
 
 
@@ -146,10 +148,23 @@ def _empty(spec: FigureSpec, reason: str, out: Path) -> list[Path]:
 def _drawers() -> Mapping[str, Draw]:
     """Who draws which figure, from all modules of this package."""
     found: dict[str, Draw] = {}
+    for module in _modules():
+        found |= _drawers_of(module)
+    return MappingProxyType(found)
+
+
+def _titles() -> dict[str, str]:
+    """Titles of variants that have one of their own."""
+    found: dict[str, str] = {}
+    for module in _modules():
+        found |= getattr(module, "TITLES", {})
+    return found
+
+
+def _modules() -> Iterator[ModuleType]:
     for module in iter_modules(plots.__path__):
         if module.name != "registry":
-            found |= _drawers_of(import_module(f"{plots.__name__}.{module.name}"))
-    return MappingProxyType(found)
+            yield import_module(f"{plots.__name__}.{module.name}")
 
 
 def _drawers_of(module: ModuleType) -> dict[str, Draw]:

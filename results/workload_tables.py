@@ -10,15 +10,10 @@ import pandas as pd
 from results import stats
 from results.accuracy import Cell, gated, grouped, scores
 from results.benches import BENCHES, PAPER_TAU, unmeasured
+from results.gates import QUARTERS, THRESHOLDS, by_quarter
 from results.names import WITHOUT_POOL, display_name
 from results.records import Run
-from results.schema import TurnRecord
 from results.tables import Column, Footer, provenance, register
-
-# Methods whose corrections pass a gate, and the setting that holds its threshold.
-THRESHOLDS = {"kvcmas": "tau", "kvcomm": "gamma"}
-
-QUARTERS = 4
 
 _BENCH = Column("bench", "Bench", "string")
 _METHOD = Column("method", "Method", "string")
@@ -127,15 +122,14 @@ def setup_table(runs: Sequence[Run]) -> pd.DataFrame:
 def _held(runs: Sequence[Run]) -> dict[str, object]:
     """The reuse that a threshold held, in all and along the requests."""
     turns = [turn for run in runs for turn in run.turns]
-    quarters: list[list[TurnRecord]] = [[] for _ in range(QUARTERS)]
-    for run in runs:
-        for turn in run.turns:
-            quarters[QUARTERS * turn.sample_index // len(run.samples)].append(turn)
     edges = [edge for turn in turns for edge in turn.edges if edge.tokens and not edge.first]
     unjudged = [edge.action == "dense" and edge.entropy is None for edge in edges]
     return {
         "rho_entry": stats.rho(turns, "entry"),
-        **{f"rho_quarter_{i}": stats.rho(part, "entry") for i, part in enumerate(quarters, 1)},
+        **{
+            f"rho_quarter_{i}": stats.rho(part, "entry")
+            for i, part in enumerate(by_quarter(runs), 1)
+        },
         "unjudged_percent": 100 * stats.mean(unjudged),
     }
 
