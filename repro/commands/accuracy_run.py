@@ -19,7 +19,7 @@ from repro.commands.tables import print_table, write_table
 from repro.data import load_dataset
 from repro.models import resolve
 from repro.profiles import AccuracyProfile, CellSpec, load_profile, load_study, override
-from repro.runners.accuracy import BASELINE, Accuracy, Setup, make_cells
+from repro.runners.accuracy import BASELINE, Accuracy, Setup, block_ends, make_cells
 from repro.runners.cells import Cell, apply_settings, choose_cells, with_defaults, with_rho
 from repro.runners.reserved import Reserved
 from repro.runners.vision import check_pictures
@@ -145,20 +145,27 @@ def _run_cells(
     baseline = next((cell for cell in cells if cell.method == BASELINE), None)
     warm = reserved.warm
     total = min(accuracy.setup.n, len(accuracy.setup.dataset.samples))
+    # In another order a method would come to samples before what they are compared with is there.
+    same_order = len({cell.seed for cell in cells}) == 1
+    stops = block_ends(total) if same_order else [total]
+    done = dict.fromkeys((cell.key for cell in cells), 0)
     with progress_bar(notes) as progress:
-        names = [f"{cell.method} {cell.label}".strip() for cell in cells]
-        tasks = [progress.add_task(name, total=total, start=False) for name in names]
+        task = progress.add_task("samples", total=total * len(cells))
         accuracy.warm_up()
-        done = 0
-        for cell, task in zip(cells, tasks, strict=True):
-            progress.start_task(task)
-            try:
-                for done in accuracy.run(cell, None if cell is baseline else baseline, warm):
-                    progress.update(task, completed=done)
-            except KeyboardInterrupt:
-                progress.stop()
-                notes.print(
-                    f"interrupted in {cell.method} after {done} of {total} samples; "
-                    "give the same command again to go on from there"
-                )
-                raise typer.Exit(INTERRUPTED) from None
+        for stop in stops:
+            for cell in cells:
+                if done[cell.key] >= stop:
+                    continue
+                progress.update(task, description=f"{cell.method} {cell.label}".strip())
+                try:
+                    before = None if cell is baseline else baseline
+                    for count in accuracy.run(cell, before, warm, until=stop):
+                        done[cell.key] = count
+                        progress.update(task, completed=sum(done.values()))
+                except KeyboardInterrupt:
+                    progress.stop()
+                    notes.print(
+                        f"interrupted in {cell.method} after {done[cell.key]} of {total} samples; "
+                        "give the same command again to go on from there"
+                    )
+                    raise typer.Exit(INTERRUPTED) from None

@@ -49,6 +49,8 @@ from workloads.chat import ChatFormat
 # The method whose first-token distributions the others are compared with.
 BASELINE = "nonshared"
 WARMUP_TOKENS = 64
+# So often a cell's turn comes. Its pools are not in memory while others run.
+BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,16 @@ def choose_samples(dataset: Dataset, n: int, seed: int) -> tuple[Sample, ...]:
     return tuple(chosen)
 
 
+def block_ends(samples: int) -> list[int]:
+    """Where cells hand over to the next one, so that they take turns.
+
+    A machine that others use does not stay as fast: cells that ran one after the other would
+    differ in latency for that alone.
+    """
+    size = -(-samples // BLOCKS)
+    return [min(end, samples) for end in range(size, samples + size, size)] if samples else []
+
+
 def order_sha256(samples: Sequence[Sample]) -> str:
     """Hash of the sample ids in running order."""
     return ids_sha256([ord(c) for s in samples for c in f"{s.id}\n"])
@@ -218,11 +230,16 @@ class Accuracy:
         engine.executor.extend(buffer, [1])
 
     def run(
-        self, cell: Cell, baseline: Cell | None, warm: Sequence[TraceWorkflow] = ()
+        self,
+        cell: Cell,
+        baseline: Cell | None,
+        warm: Sequence[TraceWorkflow] = (),
+        until: int | None = None,
     ) -> Iterator[int]:
         """Run what is missing of a cell; yields the number of complete samples, first now.
 
-        ``warm`` are the recorded workflows that fill its pools, if there are to be any.
+        ``warm`` are the recorded workflows that fill its pools, if there are to be any. Before
+        sample ``until`` it stops as if it were interrupted.
 
         Raises:
             UserError: a directory that cannot be written, or a context beyond the model's.
@@ -249,7 +266,7 @@ class Accuracy:
             after_turn=lambda result: peaks.append(self._memory.bytes()),
         )
         yield done
-        for index in range(done, len(samples)):
+        for index in range(done, len(samples) if until is None else min(until, len(samples))):
             peaks.clear()
             trajectory = runner.run(samples[index], accept=True if cell.accept_all else None)
             expected = reference.load(samples[index].id)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from kvcmas.errors import UserError
 from repro.commands.accuracy_run import Request, run
+from repro.runners import accuracy as accuracy_module
+from repro.runners.accuracy import BLOCKS, block_ends
 from results.records import Run, normalised, read_runs
 
 pytestmark = pytest.mark.usefixtures("tiny_llama")
@@ -69,6 +74,31 @@ def test_a_warm_run_resumes_with_its_pool(accuracy: Accuracy) -> None:
     (resumed,) = accuracy(**options)
     assert normalised(resumed.turns) == normalised(whole.turns)
     assert len(rows.read_bytes()) > 0.9 * len(complete)
+
+
+def test_cells_take_turns_and_lose_nothing_by_it(
+    accuracy: Accuracy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = {"cells": ("nonshared", "kvcmas"), "calibration": 0, "n": 3}
+    turns = {run.info.method: run.turns for run in accuracy(**options)}
+    told = re.findall(r"^(nonshared|kvcmas):", capsys.readouterr().err, re.MULTILINE)
+    assert [name for name, _ in groupby(told)] == ["nonshared", "kvcmas"] * 3
+    shutil.rmtree(tmp_path / "runs")
+    monkeypatch.setattr(accuracy_module, "BLOCKS", 1)
+    whole = {run.info.method: run.turns for run in accuracy(**options)}
+    assert {method: normalised(of) for method, of in turns.items()} == {
+        method: normalised(of) for method, of in whole.items()
+    }
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 8, 9, 20, 153])
+def test_turns_cover_the_samples(samples: int) -> None:
+    ends = block_ends(samples)
+    assert len(ends) <= BLOCKS and ends == sorted(set(ends))
+    assert (ends[-1] if ends else 0) == samples
 
 
 def test_orders_are_runs_of_their_own_for_methods_that_learn(accuracy: Accuracy) -> None:
