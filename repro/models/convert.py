@@ -40,6 +40,8 @@ def convert_gguf(gguf: Path, source: PackageSource, output: Path) -> None:
             model.save_pretrained(output)
         except SafetensorError as error:
             raise OSError(f"cannot write the weights: {error}") from error
+        # Transformers notes whether it was offline, which is no property of the model.
+        tokenizer.init_kwargs["local_files_only"] = False
         tokenizer.save_pretrained(output)
         _check_tokenizer(output, source)
 

@@ -8,7 +8,9 @@ import itertools
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +18,17 @@ import regex
 import torch
 
 from kvcmas.errors import UserError
-from repro.models import PackageSource, WheelMember, get_entry, is_cached, load, resolve
+from repro.models import (
+    PackageSource,
+    WheelMember,
+    convert,
+    get_entry,
+    is_cached,
+    load,
+    resolve,
+)
 from repro.models.fetch import fetch_gguf
+from repro.models.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -148,6 +159,25 @@ def answer(loaded: Loaded, question: str) -> tuple[str, list[int]]:
         ids = model.generate(**chat, max_new_tokens=40, do_sample=False)
     new = ids[0, chat["input_ids"].shape[1] :].tolist()
     return tokenizer.decode(new, skip_special_tokens=True), new
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_being_offline_makes_no_other_revision(
+    source: PackageSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    tokenizer = load_tokenizer(resolve("tiny-llama").path)
+    tokenizer.init_kwargs["local_files_only"] = offline
+    config = SimpleNamespace(max_position_embeddings=8, quantization_config={})
+    model = SimpleNamespace(
+        config=config, generation_config=SimpleNamespace(), save_pretrained=lambda output: None
+    )
+    monkeypatch.setattr(convert, "load_weights", lambda *args, **options: model)
+    monkeypatch.setattr(convert, "load_tokenizer", lambda *args, **options: tokenizer)
+    monkeypatch.setattr(convert, "_check_tokenizer", lambda *args: None)
+    source = replace(source, stop_tokens=(tokenizer.eos_token,))
+    convert.convert_gguf(tmp_path / "model.gguf", source, tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert saved["local_files_only"] is False
 
 
 @pytest.mark.model
