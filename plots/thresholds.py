@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -15,7 +16,8 @@ from matplotlib.figure import Figure
 
 from plots.style import GREY, WIDTH, Label, label_ends, look, save, small_print, styled
 from results.accuracy import Cell, gated, grouped
-from results.benches import bench_name
+from results.benches import bench_name, bench_order
+from results.comparable import split_settings
 from results.errors import ResultsError
 from results.gates import QUARTERS, THRESHOLDS, by_quarter, held_by
 from results.names import display_name
@@ -25,6 +27,7 @@ from results.tables import provenance
 _LINES: Final = (":", "-.", "--", "-")
 _LOWEST: Final = 1e-6  # what is below lies on the left border
 _COLUMNS: Final = 2
+_TITLE: Final = 60  # characters that fit a panel
 _TEXT: Final = (
     "Lines: share of the reusable entries that a threshold would hold in each quarter of the"
     " requests, in their order, by the entropies that were recorded under the vertical line's"
@@ -40,22 +43,26 @@ def thresholds(runs: Sequence[Run], out: Path) -> list[Path]:
         ResultsError: no accuracy run of a method with a gate and a target.
     """
     panels = [
-        (cell, repeats)
-        for cell, repeats in grouped([run for run in runs if _calibrated(run)]).items()
-        if all(any(turn.edges for turn in quarter) for quarter in by_quarter(repeats))
+        (setting, cell, repeats)
+        for setting, group in split_settings([run for run in runs if _calibrated(run)])
+        for cell, repeats in grouped(group).items()
+        if all(held_by(quarter) for quarter in by_quarter(repeats))
     ]
     if not panels:
         raise ResultsError(
             "no accuracy run whose threshold was found for a reuse ratio; made by: "
             'repro accuracy --bench BENCH --cell "kvcmas rho=0.8" --calibration 20'
         )
-    drawn = [run for _, repeats in panels for run in repeats]
+    panels.sort(key=lambda panel: bench_order(panel[1].bench))
+    drawn = [run for _, _, repeats in panels for run in repeats]
+    cells = [cell for _, cell, _ in panels]
     rows = -(-len(panels) // _COLUMNS)
     with styled():
         figure = Figure(figsize=(WIDTH, 2.2 * rows + 0.9), layout="constrained")
         grid = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).ravel()
         labels = [
-            _panel(axes, cell, repeats) for axes, (cell, repeats) in zip(grid, panels, strict=False)
+            _panel(axes, cell, repeats, setting if cells.count(cell) > 1 else "")
+            for axes, (setting, cell, repeats) in zip(grid, panels, strict=False)
         ]
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
@@ -74,7 +81,7 @@ def _calibrated(run: Run) -> bool:
     return known and info.target_rho is not None and len(run.samples) >= QUARTERS
 
 
-def _panel(axes: Axes, cell: Cell, runs: Sequence[Run]) -> list[Label]:
+def _panel(axes: Axes, cell: Cell, runs: Sequence[Run], told: str) -> list[Label]:
     info = runs[0].info
     colour = look(cell.method).colour
     labels = []
@@ -91,6 +98,7 @@ def _panel(axes: Axes, cell: Cell, runs: Sequence[Run]) -> list[Label]:
     axes.axvline(min(max(threshold, _LOWEST), 1.0), color=GREY, linewidth=0.8)
     axes.set(xscale="log", xlim=(_LOWEST, 1), ylim=(0, 1.02))
     axes.set(xlabel=f"{setting}, threshold on the entropy", ylabel="rho (entry)")
-    title = f"{bench_name(cell.bench)}, {display_name(cell.method)}, n = {len(runs[0].samples)}"
-    axes.set_title(f"{title}: {setting} = {threshold:.3g}", loc="left")
+    of = f"{bench_name(cell.bench)}, {display_name(cell.method)}, n = {len(runs[0].samples)}"
+    lines = (f"{of}: {setting} = {threshold:.3g}", *wrap(told, _TITLE))
+    axes.set_title("\n".join(lines), loc="left")
     return labels

@@ -43,12 +43,23 @@ def test_a_panel_per_calibrated_method(tmp_path: Path) -> None:
         assert part in text
 
 
+def test_settings_have_panels_of_their_own(tmp_path: Path) -> None:
+    here, there = calibrated([0.1] * 4), calibrated([0.1] * 4, hardware="Another CPU")
+    (path,) = DRAW([here, there], tmp_path)
+    text = path.read_text()
+    assert text.count("KVCMAS, n = 4: tau = 0.2") == 2
+    assert "hardware=Another CPU" in text and "hardware=Some CPU" in text
+
+
 def test_what_has_no_target_or_too_few_requests_is_left_out(tmp_path: Path) -> None:
     without = calibrated([0.1] * 4, target_rho=None, label="")
     few = calibrated([0.1] * 3)
-    every = calibrated([0.1] * 4, label="accept all")
-    with pytest.raises(ResultsError, match="made by: repro accuracy"):
-        DRAW([without, few, every, _run()], tmp_path)
+    every = calibrated([0.1] * 4, label="rho=0.8 accept all")
+    first = tuple(_turn(index, edges=(_edge(first=True),)) for index in range(4))
+    nothing = _run((True,) * 4, first, method="kvcmas", target_rho=0.8, label="rho=0.8")
+    for run in (without, few, every, nothing, _run()):
+        with pytest.raises(ResultsError, match="made by: repro accuracy"):
+            DRAW([run], tmp_path)
 
 
 def test_it_has_a_title_of_its_own(tmp_path: Path) -> None:
