@@ -14,10 +14,11 @@ from repro.commands.console import duration
 from repro.models.loading import load_tokenizer, quiet_transformers
 from repro.profiles import CellSpec
 from repro.runners.accuracy import Setup
-from repro.runners.calibrate import STEPS, THRESHOLD
+from repro.runners.calibrate import STEPS
 from repro.runners.cells import depends_on_order, variant
 from repro.runners.estimate import Speed, Tokens, measure, trajectory_tokens
 from repro.runners.vision import picture_rows
+from results.gates import THRESHOLDS
 from workloads.chat import ChatFormat
 
 
@@ -81,7 +82,7 @@ class _Estimate:
     def reserved(self, specs: Sequence[CellSpec]) -> float:
         """Recording the reserved requests, and replaying them for every calibrated threshold."""
         setup = self._setup
-        thresholds = sum(spec.rho is not None and spec.method in THRESHOLD for spec in specs)
+        thresholds = sum(spec.rho is not None and spec.method in THRESHOLDS for spec in specs)
         recorded = self._seconds(self._tokens.times(setup.warm + setup.calibration))
         return recorded + thresholds * self._replayed(setup.warm + STEPS * setup.calibration)
 

@@ -152,20 +152,20 @@ def _run_cells(
     with progress_bar(notes) as progress:
         task = progress.add_task("samples", total=total * len(cells))
         accuracy.warm_up()
-        for stop in stops:
-            for cell in cells:
-                if done[cell.key] >= stop:
-                    continue
-                progress.update(task, description=f"{cell.method} {cell.label}".strip())
-                try:
+        try:
+            for stop in stops:
+                for cell in cells:
+                    if done[cell.key] >= stop:
+                        continue
+                    progress.update(task, description=f"{cell.method} {cell.label}".strip())
                     before = None if cell is baseline else baseline
                     for count in accuracy.run(cell, before, warm, until=stop):
                         done[cell.key] = count
                         progress.update(task, completed=sum(done.values()))
-                except KeyboardInterrupt:
-                    progress.stop()
-                    notes.print(
-                        f"interrupted in {cell.method} after {done[cell.key]} of {total} samples; "
-                        "give the same command again to go on from there"
-                    )
-                    raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            progress.stop()
+            notes.print(
+                f"interrupted after {sum(done.values())} of {total * len(cells)} samples of all "
+                "cells; give the same command again to go on from there"
+            )
+            raise typer.Exit(INTERRUPTED) from None

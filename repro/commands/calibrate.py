@@ -13,9 +13,10 @@ from kvcmas.registry import make_method
 from repro.commands.console import output_console
 from repro.commands.options import Request
 from repro.commands.recorded import Setting, label
-from repro.runners.calibrate import THRESHOLD, Calibration
+from repro.runners.calibrate import Calibration
 from repro.runners.offline import store
 from repro.runners.profile import PROFILED, Rule
+from results.gates import THRESHOLDS
 
 # Thresholds of the whole curve: the gate's entropies spread over many decades.
 CURVE = (1e-9, 1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -43,10 +44,10 @@ def run_calibrate(
     console.print(table)
     whole = {}
     for name in names:
-        if curve and name in THRESHOLD:
+        if curve and name in THRESHOLDS:
             points = calibrator.curve(name, {}, CURVE)
             whole[name] = [[p.threshold, p.rho] for p in points]
-            console.print(f"{name}: realised rho by {THRESHOLD[name]} (Table 6)", style="bold")
+            console.print(f"{name}: realised rho by {THRESHOLDS[name]} (Table 6)", style="bold")
             console.print(_curve(whole[name]))
     path = request.out / f"calibration-{target:g}.json"
     store(path, {**_content(found), "whole_curves": whole})

@@ -22,9 +22,8 @@ from kvcmas.engine.contract import State
 from kvcmas.errors import UserError
 from repro.runners.offline import Requests, store
 from repro.runners.profile import RULES, Profile, Profiler, Rule
+from results.gates import THRESHOLDS
 
-# Thresholds and the setting that holds them.
-THRESHOLD = {"kvcmas": "tau", "kvcomm": "gamma"}
 # Settings under which a method corrects everything that it can.
 ALWAYS: Mapping[str, Mapping[str, float]] = {
     "kvcmas": {"tau": 1.0},
@@ -63,7 +62,7 @@ class Calibration:
     @property
     def rho(self) -> float | None:
         """Realised rho of the chosen threshold; None for closed-form budgets."""
-        name = THRESHOLD.get(self.method)
+        name = THRESHOLDS.get(self.method)
         chosen = self.settings.get(name) if name else None
         return next((p.rho for p in self.curve if p.threshold == chosen), None)
 
@@ -101,7 +100,7 @@ class Calibrator:
             return Calibration(method, rho, profile.settings, (), profile)
         if rule is not None:
             raise UserError(f"{method} chooses no layers, so no rule chooses them")
-        if method in THRESHOLD:
+        if method in THRESHOLDS:
             return self._threshold(method, settings, rho)
         layers = self._requests.adapter.spec.layers
         if method == "cacheblend":
@@ -120,8 +119,8 @@ class Calibrator:
         Raises:
             UserError: a method without a threshold.
         """
-        if method not in THRESHOLD:
-            raise UserError(f"{method} has no threshold; {', '.join(THRESHOLD)} have")
+        if method not in THRESHOLDS:
+            raise UserError(f"{method} has no threshold; {', '.join(THRESHOLDS)} have")
         path = self._requests.path("curve", method, settings=settings, thresholds=list(thresholds))
         if not path.exists():
             start = self._warm_state(method, settings)
@@ -144,7 +143,7 @@ class Calibrator:
             threshold = threshold_for(edges, rho)
         best = min(points, key=lambda t: abs(points[t] - rho))
         curve = tuple(Point(t, points[t]) for t in sorted(points))
-        chosen = {**settings, THRESHOLD[method]: best}
+        chosen = {**settings, THRESHOLDS[method]: best}
         store(path, {"settings": chosen, "curve": [[p.threshold, p.rho] for p in curve]})
         return Calibration(method, rho, chosen, curve)
 
@@ -156,7 +155,7 @@ class Calibrator:
         self, method: str, settings: Mapping[str, Any], threshold: float, start: State
     ) -> tuple[float, list[Gated]]:
         """Entry rho over the held-out requests, and their edges; first-seen PH are left out."""
-        name = THRESHOLD[method]
+        name = THRESHOLDS[method]
         self._on_step(f"{method}: {name}={threshold:.3g}")
         engine = self._requests.engine(method, {**settings, name: threshold})
         engine.load_state(start)

@@ -11,11 +11,11 @@ from kvcmas.engine.contract import Method
 from kvcmas.errors import UserError
 from kvcmas.registry import find_method, make_method, setting_names, suggestion
 from repro.profiles import CellSpec
-from repro.runners.calibrate import THRESHOLD
 from repro.runners.profile import RULES
+from results.gates import THRESHOLDS
 
 # Methods that the calibrator can give a budget for a reuse ratio.
-BUDGETED = (*THRESHOLD, *RULES, "cacheblend", "epic", "graphflow")
+BUDGETED = (*THRESHOLDS, *RULES, "cacheblend", "epic", "graphflow")
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,10 @@ def apply_settings(cells: Sequence[CellSpec], overrides: Mapping[str, Any]) -> l
         ]
     for cell in chosen:
         make_method(cell.method, cell.settings)
-        if cell.rho is not None and THRESHOLD.get(cell.method) in cell.settings:
-            raise UserError(f"{cell.method}: rho= finds {THRESHOLD[cell.method]}, give one of them")
+        if cell.rho is not None and THRESHOLDS.get(cell.method) in cell.settings:
+            raise UserError(
+                f"{cell.method}: rho= finds {THRESHOLDS[cell.method]}, give one of them"
+            )
     return chosen
 
 
@@ -122,11 +124,11 @@ def variant(cell: CellSpec) -> str:
 
 
 def _without_threshold(cell: CellSpec) -> dict[str, Any]:
-    return {k: v for k, v in cell.settings.items() if k != THRESHOLD.get(cell.method)}
+    return {k: v for k, v in cell.settings.items() if k != THRESHOLDS.get(cell.method)}
 
 
 def _with_setting(cell: CellSpec, setting: str, value: Any) -> CellSpec:
     changes: dict[str, Any] = {"settings": {**cell.settings, setting: value}}
-    if setting == THRESHOLD.get(cell.method):
+    if setting == THRESHOLDS.get(cell.method):
         changes["rho"] = None
     return cell.model_copy(update=changes)

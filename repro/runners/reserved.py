@@ -9,9 +9,10 @@ from typing import Any
 from kvcmas.errors import UserError
 from repro.profiles import CellSpec
 from repro.runners.accuracy import BASELINE, Accuracy
-from repro.runners.calibrate import THRESHOLD, Calibrator
+from repro.runners.calibrate import Calibrator
 from repro.runners.offline import Requests
 from repro.runners.record import record_trace
+from results.gates import THRESHOLDS
 from results.records import run_key
 from traces.schema import TraceWorkflow, read_trace
 
@@ -60,7 +61,7 @@ class Reserved:
         if not self._accuracy.setup.calibration:
             raise UserError("rho= needs requests to calibrate on; give --calibration")
         found = self._calibrator.calibrate(spec.method, spec.settings, spec.rho, spec.rule)
-        name = THRESHOLD.get(spec.method)
+        name = THRESHOLDS.get(spec.method)
         if found.rho is not None and name is not None:
             self._on_step(
                 f"{spec.method}: {name}={found.settings[name]:.3g} holds rho {found.rho:.3f}"
