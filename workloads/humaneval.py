@@ -11,7 +11,7 @@ from kvcmas.errors import UserError
 from workloads.agents import Team, compose
 from workloads.base import Dataset, Message, Role, Sample, Score
 from workloads.data import HubSource, Row, dataset, find_file, read_hub, read_jsonl
-from workloads.humaneval_prompts import CODER, ROLES
+from workloads.humaneval_prompts import CODER, PROMPTS
 from workloads.humaneval_run import PASSED, check, feedback
 from workloads.sandbox import Limits
 from workloads.solutions import NO_CODE, find_solution
@@ -31,6 +31,7 @@ class HumanEval(Team):
     out is shared. The official checks are the gold answer: they only ever meet the sandbox.
 
     Attributes:
+        prompts: ``steps`` or ``brief``, see ``humaneval_prompts``.
         limits: of the programs, examples and checks alike.
         observation_chars: where the text of an examples' run is cut.
 
@@ -38,10 +39,13 @@ class HumanEval(Team):
         UserError: a setting out of range.
     """
 
+    prompts: str = "steps"
     limits: Limits = field(default_factory=Limits)
     observation_chars: int = 512
 
     def __post_init__(self) -> None:
+        if self.prompts not in PROMPTS:
+            raise UserError(f"humaneval: prompts are {', '.join(PROMPTS)}, not {self.prompts!r}")
         if self.observation_chars < 1:
             raise UserError("humaneval: observation_chars starts at 1")
         super().__post_init__()
@@ -54,7 +58,7 @@ class HumanEval(Team):
     @property
     def roles(self) -> tuple[Role, ...]:
         """The agents in order."""
-        return ROLES
+        return PROMPTS[self.prompts]
 
     def load(self, data: str | Path, *, split: str = "test", seed: int = 0) -> Dataset:
         """The 164 problems, the only split there is; ``seed`` changes nothing.
@@ -78,7 +82,7 @@ class HumanEval(Team):
     def message(self, node: Node, filled: Sequence[str]) -> Message:
         """The function's head, what earlier agents wrote, the role's instruction."""
         return compose(
-            ROLES,
+            self.roles,
             node,
             filled,
             query="Function to complete:",

@@ -31,6 +31,8 @@ ALWAYS: Mapping[str, Mapping[str, float]] = {
     "graphflow": {"dense_share": 0.0},
 }
 LOWEST, HIGHEST, STEPS, TOLERANCE = 1e-9, 1.0, 6, 0.01
+# Where there are more requests, the first replay, which only suggests a threshold, sees so many.
+FIRST = 40
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class Calibrator:
         start = self._warm_state(method, settings)
         points: dict[float, float] = {}
         threshold = HIGHEST
+        if len(self._requests.held_out) > FIRST:
+            few = self._requests.first(FIRST)
+            threshold = threshold_for(self._replay(method, settings, HIGHEST, start, few)[1], rho)
         while threshold not in points and len(points) < STEPS:
             points[threshold], edges = self._replay(method, settings, threshold, start)
             if abs(points[threshold] - rho) <= TOLERANCE:
@@ -152,16 +157,24 @@ class Calibrator:
         return self._requests.warmed(method, settings).state()
 
     def _replay(
-        self, method: str, settings: Mapping[str, Any], threshold: float, start: State
+        self,
+        method: str,
+        settings: Mapping[str, Any],
+        threshold: float,
+        start: State,
+        requests: Requests | None = None,
     ) -> tuple[float, list[Gated]]:
-        """Entry rho over the held-out requests, and their edges; first-seen PH are left out."""
+        """Entry rho over held-out requests (all, or ``requests``), and their edges.
+
+        First-seen PH are left out.
+        """
         name = THRESHOLDS[method]
         self._on_step(f"{method}: {name}={threshold:.3g}")
         engine = self._requests.engine(method, {**settings, name: threshold})
         engine.load_state(start)
         shared = executed = 0
         edges = []
-        for result in self._requests.replay(engine):
+        for result in (requests or self._requests).replay(engine):
             entropies = {d.segment: d.entropy for d in result.decisions}
             for segment, entries in result.accounting.shared.items():
                 if segment not in result.first_seen:

@@ -17,6 +17,7 @@ from kvcmas.engine.workflow import fully_connected
 from kvcmas.errors import UserError
 from kvcmas.registry import make_method
 from repro.cli import app
+from repro.runners import calibrate as calibrating
 from repro.runners import profile as profiling
 from repro.runners.calibrate import HIGHEST, LOWEST, Calibrator, Gated, threshold_for
 from repro.runners.offline import Requests
@@ -24,7 +25,11 @@ from tests.workflows import recorded
 from traces.schema import write_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from kvcmas.engine.session import Engine, TurnResult
 
 WORKFLOW = fully_connected(3)
 GATED = st.builds(
@@ -88,6 +93,23 @@ def test_a_threshold_holds_rho_on_its_requests_and_is_found_again(
     said = len(steps)
     assert Calibrator(requests, steps.append).calibrate(method, {}, 0.5) == found
     assert len(steps) == said
+
+
+def test_the_first_guess_comes_from_few_of_many_requests(
+    requests: Requests, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrating, "FIRST", 2)
+    seen: list[int] = []
+    everything = Requests.replay
+
+    def replay(self: Requests, engine: Engine) -> Iterator[TurnResult]:
+        seen.append(len(self.held_out))
+        return everything(self, engine)
+
+    monkeypatch.setattr(Requests, "replay", replay)
+    found = Calibrator(requests, steps.append).calibrate("kvcmas", {}, 0.5)
+    assert seen == [2] + [5] * len(found.curve)
+    assert found.rho == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_curve_never_falls(requests: Requests, steps: list[str]) -> None:

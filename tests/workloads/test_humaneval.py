@@ -9,7 +9,7 @@ from kvcmas.errors import UserError
 from workloads import get
 from workloads.base import Sample, Slot
 from workloads.humaneval import HumanEval
-from workloads.humaneval_prompts import CODER, ROLES
+from workloads.humaneval_prompts import CODER, PROMPTS
 from workloads.humaneval_run import docstring_examples
 from workloads.sandbox import Limits, run_python
 from workloads.solutions import NO_CODE
@@ -127,9 +127,16 @@ def test_a_docstring_without_examples_is_said_to_have_none() -> None:
     )
 
 
+def test_brief_prompts_ask_for_what_counts_as_a_solution(sample: Sample) -> None:
+    """Their example, made to fit: lines that continue the prompt."""
+    for role in PROMPTS["brief"][CODER:]:
+        body = role.instruction[role.instruction.index("```") :].replace("x + y", "a * b")
+        assert HumanEval(prompts="brief").score(sample, body).correct
+
+
 def test_only_code_of_the_programming_expert_is_run(sample: Sample) -> None:
     workload = HumanEval()
-    assert ROLES[CODER].name == "Programming Expert"
+    assert {roles[CODER].name for roles in PROMPTS.values()} == {"Programming Expert"}
     for node in workload.workflow.nodes:
         if node.agent != CODER:
             assert workload.observe(node, answer("    return a * b"), sample) is None
@@ -163,8 +170,11 @@ def test_the_official_checks_never_reach_a_prompt(shared: Path) -> None:
             assert line.partition(" gave ")[0] in known
 
 
-def test_the_gold_answer_is_not_among_what_a_message_is_made_of(sample: Sample) -> None:
-    workload = HumanEval()
+@pytest.mark.parametrize("prompts", PROMPTS)
+def test_the_gold_answer_is_not_among_what_a_message_is_made_of(
+    sample: Sample, prompts: str
+) -> None:
+    workload = HumanEval(prompts=prompts)
     for node in workload.workflow.nodes:
         filled = workload.workflow.consumes(node)
         message = workload.message(node, filled)
@@ -195,6 +205,7 @@ def test_reference_solutions_pass_and_empty_ones_do_not(shared: Path) -> None:
     [
         ({"observation_chars": 0}, "hub", "test", "observation_chars starts at 1"),
         ({"topology": "ring"}, "hub", "test", "unknown topology 'ring'"),
+        ({"prompts": "long"}, "hub", "test", "prompts are steps, brief, not 'long'"),
         ({}, "procedural", "test", "--data package"),
         ({}, "hub", "calibration", "the split test only"),
     ],
