@@ -60,20 +60,22 @@ def compose(
     """The message of ``node``: every filled slot under its heading, the role's instruction last.
 
     ``query`` and ``observed`` are the headings of the user's query and of task observations. Words
-    stand between any two slots, so that the prompt is the same whatever text fills them.
+    stand between any two slots, so that the prompt is the same whatever text fills them. A slot
+    holds what a model wrote, so the beginning that its reply was given belongs to the heading.
     """
     user: list[Text | Slot] = []
     for slot in filled:
         gap = "\n\n" if user else ""
-        user += [Text(f"{gap}{_heading(slot, roles, query, observed)}\n"), Slot(slot)]
+        user += [Text(f"{gap}{_heading(slot, roles, query, observed)}"), Slot(slot)]
     role = roles[node.agent]
-    return Message(role.system, (*user, Text(f"\n\n{role.instruction}")))
+    return Message(role.system, (*user, Text(f"\n\n{role.instruction}")), role.reply)
 
 
 def _heading(slot: str, roles: Sequence[Role], query: str, observed: str) -> str:
     if slot == QUERY:
-        return query
+        return f"{query}\n"
     if slot.startswith("obs"):
-        return observed
+        return f"{observed}\n"
     agent = slot.removeprefix("out").partition("@")[0]  # a later round's slot ends in @2
-    return f"{roles[int(agent)].name} wrote:"
+    role = roles[int(agent)]
+    return f"{role.name} wrote:\n{role.reply}"

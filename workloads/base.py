@@ -44,11 +44,15 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Role:
-    """An agent: display name, system prompt, and the instruction that closes its user message."""
+    """An agent: display name, system prompt, and the instruction that closes its user message.
+
+    ``reply`` is what its replies are made to begin with.
+    """
 
     name: str
     system: str
     instruction: str
+    reply: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Message:
-    """One agent turn as a chat: system text, then user pieces in order (paper Eq. 1)."""
+    """One agent turn as a chat: system text, then user pieces in order (paper Eq. 1).
+
+    ``reply`` is how the agent's reply begins; the model goes on from there.
+    """
 
     system: str
     user: tuple[Text | Slot, ...]
+    reply: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ class ChatFormat:
         fills: Mapping[str, tuple[int, ...]],
         visuals: Mapping[str, tuple[Visual, ...]] | None = None,
     ) -> Prompt:
-        """The prompt of ``message`` up to the reply. ``fills`` holds the ids of each slot it names.
+        """The prompt of ``message`` up to what the model adds.
 
+        ``fills`` holds the ids of each slot that the message names.
         ``visuals`` are the images and videos among a slot's ids, where it has any.
         Neighbouring texts are joined with the template's own text and tokenised as one PF segment.
         Empty texts leave no segment; an empty fill leaves an empty PH segment.
@@ -93,7 +94,7 @@ class ChatFormat:
         """
         segments: list[Segment] = []
         pending = self.head + message.system + self.middle
-        for piece in (*message.user, Text(self.tail)):
+        for piece in (*message.user, Text(self.tail + message.reply)):
             if isinstance(piece, Text):
                 pending += piece.text
                 continue
@@ -109,7 +110,7 @@ class ChatFormat:
     def render(self, message: Message, texts: Mapping[str, str]) -> str:
         """The same prompt as text, for people and logs."""
         user = "".join(p.text if isinstance(p, Text) else texts[p.name] for p in message.user)
-        return f"{self.head}{message.system}{self.middle}{user}{self.tail}"
+        return f"{self.head}{message.system}{self.middle}{user}{self.tail}{message.reply}"
 
     def _own(self, text: str) -> list[Segment]:
         """The agent's own text, in which the template's control tokens count; no BOS is added."""

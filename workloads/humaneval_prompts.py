@@ -8,13 +8,12 @@ from workloads.base import Role
 
 CODER = 2
 
-_BODY = (
-    "For example, where a docstring asks for the sum of x and y:\n```python\n    return x + y\n```"
-)
-
 # "steps" leaves room for a plan and the whole function. "brief" is for turns of 128 tokens: a small
 # model that begins with the function's head says the docstring again, whatever it is told, and the
-# turn ends there. Only an example at the very end keeps it from that.
+# turn ends there; shown an example of a body, it copies that. So its reply begins inside the body.
+# The last blank before the code is left to the model, as tokenizers want it.
+_BODY = "```python\n   "
+
 PROMPTS: Mapping[str, tuple[Role, ...]] = {
     "steps": (
         Role(
@@ -59,15 +58,17 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
         ),
         Role(
             "Programming Expert",
-            "You are a programming expert. You complete Python functions with the lines that come "
-            "after the docstring.",
-            f"Write only the lines that come after the docstring. {_BODY}",
+            "You are a programming expert. You write correct and simple Python that uses the "
+            "standard library only.",
+            "Write the lines that come after the docstring.",
+            _BODY,
         ),
         Role(
             "FinalRefer",
             "You are the referee. Other agents have worked on a Python function; any of them can "
-            "be wrong. You complete it with the lines that come after the docstring.",
-            f"Write only the final lines that come after the docstring. {_BODY}",
+            "be wrong.",
+            "Write the final lines that come after the docstring.",
+            _BODY,
         ),
     ),
 }

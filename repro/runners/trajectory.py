@@ -16,7 +16,7 @@ from workloads.chat import ChatFormat
 
 @dataclass(frozen=True)
 class Step:
-    """One turn with its text.
+    """One turn with its text, which includes what the reply was made to begin with.
 
     ``observe_s`` is what making its observation took; ``look_s`` what decoding and encoding the
     sample's picture took, once, before the first turn.
@@ -103,7 +103,8 @@ class Runner:
         for node in nodes:
             last = node is nodes[-1]
             filled = [s for s in self.workload.workflow.consumes(node) if s in fills]
-            prompt = self.chat.segments(self.workload.message(node, filled), fills, visuals)
+            message = self.workload.message(node, filled)
+            prompt = self.chat.segments(message, fills, visuals)
             self.before_turn(node)
             result = session.run(
                 node,
@@ -115,7 +116,7 @@ class Runner:
                 keep_buffer=last and any(len(reply) > 1 for reply in wanted),
             )
             self.after_turn(result)
-            text = self.chat.decode(result.output)
+            text = message.reply + self.chat.decode(result.output)
             start = time.perf_counter()
             if replay is not None:
                 observation = replay.observations[node.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,16 @@ def test_the_observation_knows_the_sample(tiny_llama: Loaded) -> None:
     assert [s.observation for s in steps] == ["seen for s", None]
     slots = [s.slot for s in steps[1].result.prompt.segments if s.slot]
     assert slots == ["q", "out0", "obs0"]
+
+
+def test_a_text_has_the_beginning_that_its_reply_was_given(tiny_llama: Loaded) -> None:
+    class Begun(Two):
+        def message(self, node: Node, filled: Sequence[str]) -> Message:
+            return replace(super().message(node, filled), reply="So: ")
+
+    run = runner(tiny_llama, Begun())
+    for step in run.run(SAMPLE).steps:
+        assert step.text == f"So: {run.chat.decode(step.result.output)}"
 
 
 @pytest.mark.parametrize("method", [NonShared(), FullShared()], ids=["dense", "reused"])

@@ -82,17 +82,19 @@ pieces = st.lists(st.builds(Text, text) | st.builds(Slot, st.sampled_from(["q", 
     text,
     pieces,
     st.fixed_dictionaries(dict.fromkeys(["q", "out0", "obs2"], text)),
+    text,
 )
 def test_pieces_join_into_the_rendered_template(
-    name: str, system: str, user: list[Text | Slot], texts: dict[str, str]
+    name: str, system: str, user: list[Text | Slot], texts: dict[str, str], reply: str
 ) -> None:
     """Also with pieces of white space, empty texts, empty slots and slots side by side."""
-    chat, message = CHATS[name], Message(system, tuple(user))
+    chat, message = CHATS[name], Message(system, tuple(user), reply)
     fills = {slot: chat.encode_shared(t) for slot, t in texts.items()}
     prompt = chat.segments(message, fills)
 
     decoded = chat.tokenizer.decode(prompt.ids, clean_up_tokenization_spaces=False)
     assert decoded == chat.render(message, texts)
+    assert decoded.endswith(chat.tail + reply)
     shared = [s for s in prompt.segments if s.kind == "PH"]
     assert [s.slot for s in shared] == [p.name for p in user if isinstance(p, Slot)]
     assert all(s.ids == fills[s.slot or ""] for s in shared)

@@ -7,7 +7,7 @@ import pytest
 
 from kvcmas.errors import UserError
 from workloads import get
-from workloads.base import Sample, Slot
+from workloads.base import Sample, Slot, Text
 from workloads.humaneval import HumanEval
 from workloads.humaneval_prompts import CODER, PROMPTS
 from workloads.humaneval_run import docstring_examples
@@ -127,11 +127,18 @@ def test_a_docstring_without_examples_is_said_to_have_none() -> None:
     )
 
 
-def test_brief_prompts_ask_for_what_counts_as_a_solution(sample: Sample) -> None:
-    """Their example, made to fit: lines that continue the prompt."""
-    for role in PROMPTS["brief"][CODER:]:
-        body = role.instruction[role.instruction.index("```") :].replace("x + y", "a * b")
-        assert HumanEval(prompts="brief").score(sample, body).correct
+def test_a_body_that_goes_on_from_a_brief_reply_is_a_solution(sample: Sample) -> None:
+    workload = HumanEval(prompts="brief")
+    node = workload.workflow[f"A{CODER}"]
+    message = workload.message(node, workload.workflow.consumes(node))
+    for body in (" return a * b\n```\nThat is all.", " c = a * b\n    return c\n    # cut"):
+        text = message.reply + body
+        assert workload.score(sample, text).correct
+        assert workload.observe(node, text, sample) == "2 of 2 examples passed."
+    referee = workload.workflow["A3"]
+    told = workload.message(referee, workload.workflow.consumes(referee)).user
+    before = told[told.index(Slot("out2")) - 1]
+    assert before == Text(f"\n\nProgramming Expert wrote:\n{message.reply}")
 
 
 def test_only_code_of_the_programming_expert_is_run(sample: Sample) -> None:
