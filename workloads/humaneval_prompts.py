@@ -67,7 +67,7 @@ PROMPTS: Mapping[str, tuple[Role, ...]] = {
             "FinalRefer",
             "You are the referee. Other agents have worked on a Python function; any of them can "
             "be wrong.",
-            "Write the final lines that come after the docstring.",
+            "Write all lines that come after the docstring.",
             _BODY,
         ),
     ),
