@@ -137,11 +137,12 @@ class Calibrator:
             return Calibration(method, rho, content["settings"], _points(content["curve"]))
         start = self._warm_state(method, settings)
         points: dict[float, float] = {}
-        threshold = HIGHEST
+        threshold, steps = HIGHEST, STEPS
         if len(self._requests.held_out) > FIRST:
+            steps -= 1
             few = self._requests.first(FIRST)
             threshold = threshold_for(self._replay(method, settings, HIGHEST, start, few)[1], rho)
-        while threshold not in points and len(points) < STEPS:
+        while threshold not in points and len(points) < steps:
             points[threshold], edges = self._replay(method, settings, threshold, start)
             if abs(points[threshold] - rho) <= TOLERANCE:
                 break
