@@ -31,6 +31,12 @@ Rho = Annotated[
     float | None,
     typer.Option("--rho", min=0, max=1, help="Calibrate every method with a budget for this."),
 ]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit", min=0, help="Minutes after which no further sample begins; 0: no limit."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the cells with an upper bound of their time; stop.")
 ]
@@ -46,6 +52,7 @@ def accuracy(
     warm: Warm = None,
     calibration: Held = None,
     rho: Rho = None,
+    time_limit: TimeLimit = None,
     profile: ProfileName = "smoke",
     data: Data = None,
     cell: Cells = None,
@@ -56,7 +63,8 @@ def accuracy(
 ) -> None:
     """Run a multi-agent benchmark under several methods and print Table 1.
 
-    An interrupted run goes on where it stopped when the same command is given again.
+    A run that was interrupted or reached its time limit goes on where it stopped when the same
+    command is given again.
     """
     from repro.commands.accuracy_run import Request, run
 
@@ -71,6 +79,7 @@ def accuracy(
             warm=warm,
             calibration=calibration,
             rho=rho,
+            time_limit=time_limit,
             profile=profile,
             data=data,
             cells=cell or (),

@@ -22,8 +22,13 @@ from results.gates import THRESHOLDS
 from workloads.chat import ChatFormat
 
 
-def plan_table(setup: Setup, specs: Sequence[CellSpec], seeds: Sequence[int]) -> Group:
-    """One row per cell and, below, what is set apart. Times are upper bounds, see the estimate."""
+def plan_table(
+    setup: Setup, specs: Sequence[CellSpec], seeds: Sequence[int], time_limit: float | None = None
+) -> Group:
+    """One row per cell and, below, what is set apart and the time limit in minutes.
+
+    Times are upper bounds, see the estimate.
+    """
     estimate = _Estimate(setup)
     samples = min(setup.n, len(setup.dataset.samples))
     table = RichTable(box=None, padding=(0, 2, 0, 0))
@@ -44,6 +49,10 @@ def plan_table(setup: Setup, specs: Sequence[CellSpec], seeds: Sequence[int]) ->
         f"in all at most about {duration(total)} here, if every turn runs to its limit and every "
         "row is executed",
     ]
+    if time_limit:
+        notes.append(
+            f"no sample begins after {time_limit:g} min; the same command goes on from there"
+        )
     return Group(table, *(Text(note) for note in notes))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import typer
 from rich.console import Console
 
@@ -21,12 +22,16 @@ from repro.models import resolve
 from repro.profiles import AccuracyProfile, CellSpec, load_profile, load_study, override
 from repro.runners.accuracy import BASELINE, Accuracy, Setup, block_ends, make_cells
 from repro.runners.cells import Cell, apply_settings, choose_cells, with_defaults, with_rho
+from repro.runners.deadline import Deadline, TimeIsUp
 from repro.runners.reserved import Reserved
+from repro.runners.shares import Tell, run_shares
 from repro.runners.vision import check_pictures
-from results.records import read_run
+from results.records import RUN_FILE, read_run
 from results.tables import build_table
 from traces.schema import TraceWorkflow
 from workloads.vision_samples import some
+
+RUN = "samples of all cells are run"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Request:
     warm: int | None = None
     calibration: int | None = None
     rho: float | None = None
+    time_limit: float | None = None
     profile: str = "smoke"
     data: str | None = None
     cells: Sequence[str] = ()
@@ -54,6 +60,8 @@ class Request:
 def run(request: Request) -> None:
     """Run or resume every cell, then print Table 1 and write it beside the runs.
 
+    At a time limit the table is that of the samples that are there.
+
     Raises:
         UserError: anything wrong with the request; nothing has been run then.
     """
@@ -62,18 +70,30 @@ def run(request: Request) -> None:
     setup = _setup(request, profile, notes)
     seeds = range(profile.seed, profile.seed + profile.orders)
     if request.dry_run:
-        console.print(plan_table(setup, specs, seeds))
+        console.print(plan_table(setup, specs, seeds, profile.time_limit))
         return
+    deadline = Deadline(profile.time_limit)
     accuracy = Accuracy(setup)
 
     def followed(rows: Iterable[TraceWorkflow]) -> Iterable[TraceWorkflow]:
         total = setup.warm + setup.calibration
         return follow(rows, f"recording {total} reserved requests", total, notes)
 
-    reserved = Reserved(accuracy, followed, lambda step: notes.print(step, style="dim"))
-    cells = make_cells(setup, specs, seeds, reserved.calibrate)
-    _run_cells(accuracy, cells, reserved, notes)
-    made = build_table("1", [read_run(cell.directory) for cell in cells])
+    def told(step: str) -> None:
+        notes.print(step, style="dim", markup=False)
+
+    reserved = Reserved(accuracy, followed, told, deadline)
+    cells: list[Cell] = []
+    try:
+        _search(request, profile, reserved, specs, told)
+        cells = make_cells(setup, specs, seeds, reserved.calibrate)
+        _run_cells(accuracy, cells, reserved, deadline, notes)
+    except TimeIsUp as stop:
+        notes.print(f"{stop}; give the same command again to go on from there")
+    there = [cell.directory for cell in cells if (cell.directory / RUN_FILE).exists()]
+    if not there:
+        return
+    made = build_table("1", [read_run(directory) for directory in there])
     print_table(console, made)
     written = write_table(made, request.out)
     notes.print(f"records and {', '.join(p.name for p in written)} are in {request.out}")
@@ -84,7 +104,7 @@ def _profile(request: Request) -> tuple[AccuracyProfile, list[CellSpec]]:
     profile = load_profile(request.profile).accuracy.at(request.bench)
     values = parse_settings(request.set)
     top = {key: values.pop(key) for key in list(values) if key in AccuracyProfile.model_fields}
-    for key in ("model", "n", "seed", "orders", "warm", "calibration", "data"):
+    for key in ("model", "n", "seed", "orders", "warm", "calibration", "time_limit", "data"):
         if (value := getattr(request, key)) is not None:
             top[key] = value
     profile = override(profile, top)
@@ -139,8 +159,44 @@ def _setup(request: Request, profile: AccuracyProfile, notes: Console) -> Setup:
     return setup
 
 
+def _search(
+    request: Request,
+    profile: AccuracyProfile,
+    reserved: Reserved,
+    specs: Sequence[CellSpec],
+    told: Callable[[str], None],
+) -> None:
+    """Find several thresholds at once, in processes of their own, for the calibration to find.
+
+    What one of them has not found is searched, and its error met, by this process.
+    """
+    searched, threads = reserved.unknown(specs), torch.get_num_threads()
+    on_cpu = choose_device(profile.device) == "cpu"
+    jobs = min(profile.jobs, len(searched), threads) if on_cpu else 1
+    if jobs <= 1:
+        return
+    shares = [(request, searched[index::jobs], threads // jobs) for index in range(jobs)]
+    if failed := run_shares(_share, shares, lambda share, step: told(step)):
+        codes = ", ".join(map(str, failed))
+        told(f"{len(failed)} of {jobs} processes failed (exit code {codes}); going on in one")
+
+
+def _share(request: Request, specs: Sequence[CellSpec], threads: int, tell: Tell) -> None:
+    """Search some of the cells' thresholds; what is found lies in files."""
+    torch.set_num_threads(threads)
+    profile, _ = _profile(request)
+    setup = _setup(request, profile, Console(quiet=True))
+    reserved = Reserved(Accuracy(setup), iter, tell, Deadline(None))
+    for spec in specs:
+        reserved.find(spec)
+
+
 def _run_cells(
-    accuracy: Accuracy, cells: Sequence[Cell], reserved: Reserved, notes: Console
+    accuracy: Accuracy,
+    cells: Sequence[Cell],
+    reserved: Reserved,
+    deadline: Deadline,
+    notes: Console,
 ) -> None:
     baseline = next((cell for cell in cells if cell.method == BASELINE), None)
     warm = reserved.warm
@@ -159,13 +215,16 @@ def _run_cells(
                         continue
                     progress.update(task, description=f"{cell.method} {cell.label}".strip())
                     before = None if cell is baseline else baseline
-                    for count in accuracy.run(cell, before, warm, until=stop):
+                    for fresh, count in enumerate(accuracy.run(cell, before, warm, until=stop)):
                         done[cell.key] = count
                         progress.update(task, completed=sum(done.values()))
+                        # Its first count is that of the samples which were there.
+                        if fresh:
+                            deadline.check(sum(done.values()), total * len(cells), RUN)
         except KeyboardInterrupt:
             progress.stop()
             notes.print(
-                f"interrupted after {sum(done.values())} of {total * len(cells)} samples of all "
-                "cells; give the same command again to go on from there"
+                f"interrupted: {sum(done.values())} of {total * len(cells)} {RUN}; "
+                "give the same command again to go on from there"
             )
             raise typer.Exit(INTERRUPTED) from None

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
@@ -60,6 +61,10 @@ class AccuracyProfile(BaseModel):
         final_tokens: limit of the last agent's turn, where it is not ``max_new_tokens``.
         warm: requests that fill the pools first; they are not evaluated.
         calibration: requests on which budgets are found for the cells with a ``rho``.
+        jobs: processes in which thresholds are searched where the CPU is the device, at most one
+            per thread of PyTorch; each loads the model. Samples are run in one, alone.
+        time_limit: minutes after which no further sample begins; None or 0 is no limit. What is
+            left then is run when the command is given again.
         held_out: where those come from: the ``rest`` of the split, behind the evaluated samples,
             or a ``calibration`` split.
         settings: of each method, below those of its cells.
@@ -81,6 +86,8 @@ class AccuracyProfile(BaseModel):
     final_tokens: PositiveInt | None = None
     warm: NonNegativeInt = 0
     calibration: NonNegativeInt = 0
+    jobs: PositiveInt = 1
+    time_limit: NonNegativeFloat | None = None
     held_out: Literal["rest", "calibration"] = "rest"
     cells: tuple[CellSpec, ...]
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)

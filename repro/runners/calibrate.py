@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from baselines.cacheblend import CacheBlend
@@ -83,6 +84,10 @@ class Calibrator:
         self._on_step = on_step
         self.profiler = Profiler(requests, on_step)
 
+    def known(self, method: str, settings: Mapping[str, Any], rho: float) -> bool:
+        """Whether nothing has to be searched: the threshold is stored, or the method has none."""
+        return method not in THRESHOLDS or self._stored(method, settings, rho).exists()
+
     def calibrate(
         self, method: str, settings: Mapping[str, Any], rho: float, rule: Rule | None = None
     ) -> Calibration:
@@ -131,7 +136,7 @@ class Calibrator:
         return _points(json.loads(path.read_text())["curve"])
 
     def _threshold(self, method: str, settings: Mapping[str, Any], rho: float) -> Calibration:
-        path = self._requests.path("calibration", method, settings=settings, rho=rho)
+        path = self._stored(method, settings, rho)
         if path.exists():
             content = json.loads(path.read_text())
             return Calibration(method, rho, content["settings"], _points(content["curve"]))
@@ -152,6 +157,9 @@ class Calibrator:
         chosen = {**settings, THRESHOLDS[method]: best}
         store(path, {"settings": chosen, "curve": [[p.threshold, p.rho] for p in curve]})
         return Calibration(method, rho, chosen, curve)
+
+    def _stored(self, method: str, settings: Mapping[str, Any], rho: float) -> Path:
+        return self._requests.path("calibration", method, settings=settings, rho=rho)
 
     def _warm_state(self, method: str, settings: Mapping[str, Any]) -> State:
         self._on_step(f"{method}: filling its pool")

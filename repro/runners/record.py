@@ -27,11 +27,17 @@ def recorded(trajectory: Trajectory, runner: Runner) -> TraceWorkflow:
     )
 
 
-def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterator[TraceWorkflow]:
+def record(
+    runner: Runner,
+    samples: tuple[Sample, ...],
+    partial: Path,
+    after: Callable[[int], None] = lambda done: None,
+) -> Iterator[TraceWorkflow]:
     """Every sample's trace, in order; those that ``partial`` holds are not run again.
 
     ``partial`` grows by one line per sample, so that an interrupted recording goes on. The features
-    of pictures lie in a folder beside it.
+    of pictures lie in a folder beside it. ``after`` is told of each sample that was run how many
+    there are now.
 
     Raises:
         UserError: the file cannot be read or written.
@@ -41,13 +47,14 @@ def record(runner: Runner, samples: tuple[Sample, ...], partial: Path) -> Iterat
         yield from done
         with partial.open("ab") as file:
             file.truncate(sum(len(_line(workflow)) for workflow in done))
-            for sample in samples[len(done) :]:
+            for count, sample in enumerate(samples[len(done) :], start=len(done) + 1):
                 trajectory = runner.run(sample)
                 workflow = recorded(trajectory, runner)
                 save_features(features_folder(partial), trajectory.steps[0].result.prompt)
                 file.write(_line(workflow))
                 file.flush()
                 yield workflow
+                after(count)
     except OSError as error:
         raise UserError(f"cannot record to {partial}: {error.strerror}") from error
 
@@ -58,16 +65,18 @@ def record_trace(
     samples: tuple[Sample, ...],
     origin: dict[str, Any],
     follow: Callable[[Iterable[TraceWorkflow]], Iterable[TraceWorkflow]] = lambda rows: rows,
+    after: Callable[[int], None] = lambda done: None,
 ) -> None:
     """Record ``samples`` as the trace file ``path``; an interrupted recording goes on.
 
-    ``follow`` is handed the workflows as they come, for a progress bar.
+    ``follow`` is handed the workflows as they come, for a progress bar; ``after`` as for
+    :func:`record`.
 
     Raises:
         UserError: a file cannot be read or written.
     """
     partial = path.with_suffix(".partial")
-    workflows = list(follow(record(runner, samples, partial)))
+    workflows = list(follow(record(runner, samples, partial, after)))
     write_trace(
         path,
         workflows,

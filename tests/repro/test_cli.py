@@ -179,9 +179,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 def test_dry_run_prints_cells_and_runs_nothing(
     tmp_path: Path, run_here: Callable[..., Ended]
 ) -> None:
-    done = run_here(*accuracy(tmp_path, "--dry-run", "--set=kvcmas.tau=0.7"))
+    done = run_here(*accuracy(tmp_path, "--dry-run", "--set=kvcmas.tau=0.7", "--time-limit=7"))
     assert done.code == 0
-    assert "tau=0.7" in done.out
+    assert "tau=0.7" in done.out and "no sample begins after 7 min" in done.out
     assert not list(tmp_path.rglob("run.json"))
 
 

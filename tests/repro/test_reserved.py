@@ -9,11 +9,14 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvcmas.errors import UserError
 from repro.commands.accuracy_run import Request, run
 from repro.runners import accuracy as accuracy_module
 from repro.runners.accuracy import BLOCKS, block_ends
+from repro.runners.calibrate import Calibrator
+from results.gates import THRESHOLDS
 from results.records import Run, normalised, read_runs
 
 pytestmark = pytest.mark.usefixtures("tiny_llama")
@@ -92,6 +95,37 @@ def test_cells_take_turns_and_lose_nothing_by_it(
     assert {method: normalised(of) for method, of in turns.items()} == {
         method: normalised(of) for method, of in whole.items()
     }
+
+
+def test_thresholds_are_searched_in_processes_of_their_own(
+    accuracy: Accuracy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cells = ("kvcomm rho=0.5", "kvcmas rho=0.5")
+    settings = {run.info.method: run.info.settings for run in accuracy(cells=cells)}
+    shutil.rmtree(tmp_path / "cache" / "calibration")
+    shutil.rmtree(tmp_path / "runs")
+    capsys.readouterr()
+
+    def here(*_: object) -> None:
+        pytest.fail("a threshold was searched by the process that runs the samples")
+
+    # The other processes import the class anew.
+    monkeypatch.setattr(Calibrator, "_replay", here)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = accuracy(cells=cells, set=("max_new_tokens=5", "jobs=2"))
+    finally:
+        torch.set_num_threads(threads)
+    told = capsys.readouterr().err
+    assert "kvcomm: gamma=" in told and "kvcmas: tau=" in told and "failed" not in told
+    for made in runs:
+        name = THRESHOLDS[made.info.method]
+        expected = settings[made.info.method][name]
+        assert made.info.settings[name] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 7, 8, 9, 20, 153])
