@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvcmas.errors import UserError
 from repro.commands.accuracy_run import Request, run
 from repro.runners import accuracy as accuracy_module
 from repro.runners.accuracy import BLOCKS, block_ends
-from repro.runners.calibrate import Calibrator
 from results.gates import THRESHOLDS
 from results.records import Run, normalised, read_runs
 
@@ -97,32 +97,44 @@ def test_cells_take_turns_and_lose_nothing_by_it(
     }
 
 
+# A process of its own, so that what spawning leaves behind ends with it.
+SEARCH = """
+import sys, torch
+from repro.cli import main
+from repro.runners.calibrate import Calibrator
+
+def here(*_):
+    sys.exit("a threshold was searched by the process that runs the samples")
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    Calibrator._replay = here
+    main()
+"""
+
+
 def test_thresholds_are_searched_in_processes_of_their_own(
-    accuracy: Accuracy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    accuracy: Accuracy, tmp_path: Path
 ) -> None:
     cells = ("kvcomm rho=0.5", "kvcmas rho=0.5")
     settings = {run.info.method: run.info.settings for run in accuracy(cells=cells)}
     shutil.rmtree(tmp_path / "cache" / "calibration")
     shutil.rmtree(tmp_path / "runs")
-    capsys.readouterr()
-
-    def here(*_: object) -> None:
-        pytest.fail("a threshold was searched by the process that runs the samples")
-
-    # The other processes import the class anew.
-    monkeypatch.setattr(Calibrator, "_replay", here)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        runs = accuracy(cells=cells, set=("max_new_tokens=5", "jobs=2"))
-    finally:
-        torch.set_num_threads(threads)
-    told = capsys.readouterr().err
-    assert "kvcomm: gamma=" in told and "kvcmas: tau=" in told and "failed" not in told
-    for made in runs:
+    script = tmp_path / "search.py"
+    script.write_text(SEARCH)
+    words = ["--bench=gsm8k", "--model=tiny-llama", "--n=2", "--warm=2", "--calibration=2"]
+    words += [f"--cell={cell}" for cell in cells]
+    words += ["--set=max_new_tokens=5", "--set=jobs=2", f"--out={tmp_path / 'runs'}"]
+    done = subprocess.run(
+        [sys.executable, str(script), "accuracy", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kvcomm: gamma=" in done.stderr and "kvcmas: tau=" in done.stderr
+    for made in read_runs(tmp_path / "runs"):
         name = THRESHOLDS[made.info.method]
         expected = settings[made.info.method][name]
         assert made.info.settings[name] == pytest.approx(expected, rel=1e-3)
