@@ -24,14 +24,14 @@ from repro.runners.accuracy import BASELINE, Accuracy, Setup, block_ends, make_c
 from repro.runners.cells import Cell, apply_settings, choose_cells, with_defaults, with_rho
 from repro.runners.deadline import Deadline, TimeIsUp
 from repro.runners.reserved import Reserved
-from repro.runners.shares import Tell, run_shares
+from repro.runners.shares import Tell, failure, run_shares, split
 from repro.runners.vision import check_pictures
 from results.records import RUN_FILE, read_run
 from results.tables import build_table
 from traces.schema import TraceWorkflow
 from workloads.vision_samples import some
 
-RUN = "samples of all cells are run"
+SAMPLES_RUN = "samples of all cells are run"
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,10 @@ def _search(
 
     What one of them has not found is searched, and its error met, by this process.
     """
-    searched, threads = reserved.unknown(specs), torch.get_num_threads()
-    on_cpu = choose_device(profile.device) == "cpu"
-    jobs = min(profile.jobs, len(searched), threads) if on_cpu else 1
-    if jobs <= 1:
-        return
-    shares = [(request, searched[index::jobs], threads // jobs) for index in range(jobs)]
+    parts = split(reserved.unknown(specs), profile.jobs, choose_device(profile.device))
+    shares = [(request, part, threads) for part, threads in parts]
     if failed := run_shares(_share, shares, lambda share, step: told(step)):
-        codes = ", ".join(map(str, failed))
-        told(f"{len(failed)} of {jobs} processes failed (exit code {codes}); going on in one")
+        told(failure(failed, len(shares)))
 
 
 def _share(request: Request, specs: Sequence[CellSpec], threads: int, tell: Tell) -> None:
@@ -220,11 +215,11 @@ def _run_cells(
                         progress.update(task, completed=sum(done.values()))
                         # Its first count is that of the samples which were there.
                         if fresh:
-                            deadline.check(sum(done.values()), total * len(cells), RUN)
+                            deadline.check(sum(done.values()), total * len(cells), SAMPLES_RUN)
         except KeyboardInterrupt:
             progress.stop()
             notes.print(
-                f"interrupted: {sum(done.values())} of {total * len(cells)} {RUN}; "
+                f"interrupted: {sum(done.values())} of {total * len(cells)} {SAMPLES_RUN}; "
                 "give the same command again to go on from there"
             )
             raise typer.Exit(INTERRUPTED) from None

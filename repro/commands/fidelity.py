@@ -27,7 +27,7 @@ from repro.commands.tables import print_table, write_table
 from repro.profiles import CellSpec, load_profile, load_study
 from repro.runners.calibrate import ALWAYS
 from repro.runners.fidelity import Fidelity, FidelityCell
-from repro.runners.shares import Tell, run_shares
+from repro.runners.shares import Tell, failure, run_shares, split
 from results.records import Run, RunInfo, read_run, run_key
 from results.schema import DataLabel
 from results.tables import build_table
@@ -164,12 +164,11 @@ def _spread(setting: Setting, replayed: _Replayed, specs: Sequence[CellSpec]) ->
 
     Whatever one of them has not done is done, and its error met, by the process that reads.
     """
-    threads = torch.get_num_threads()
-    on_cpu = setting.adapter.spec.device.type == "cpu"
-    jobs = min(setting.fidelity.jobs, len(specs), threads) if on_cpu else 1
-    if jobs == 1:
+    parts = split(specs, setting.fidelity.jobs, setting.adapter.spec.device.type)
+    if not parts:
         return
-    shares = [(setting.request, specs[index::jobs], threads // jobs) for index in range(jobs)]
+    jobs = len(parts)
+    shares = [(setting.request, part, threads) for part, threads in parts]
     done = [0] * jobs
     what = f"{replayed.bench}: {len(specs)} cells in {jobs} processes, workflows"
     with _progress(setting, what, jobs * len(replayed.trace.workflows), replayed.bench) as update:
@@ -182,10 +181,7 @@ def _spread(setting: Setting, replayed: _Replayed, specs: Sequence[CellSpec]) ->
                 setting.notes.print(message, style="dim", markup=False)
 
         if failed := run_shares(_share, shares, heard):
-            codes = ", ".join(map(str, failed))
-            setting.notes.print(
-                f"{len(failed)} of {jobs} processes failed (exit code {codes}); going on in one"
-            )
+            setting.notes.print(failure(failed, jobs))
 
 
 def _share(request: Request, specs: Sequence[CellSpec], threads: int, tell: Tell) -> None:

@@ -14,7 +14,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.queues import Queue
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from kvcmas.errors import UserError
 
@@ -22,6 +24,24 @@ from kvcmas.errors import UserError
 SECONDS = 0.2
 
 Tell = Callable[[Any], None]
+T = TypeVar("T")
+
+
+def split(items: Sequence[T], jobs: int, device: str) -> list[tuple[Sequence[T], int]]:
+    """Shares of ``items`` for at most ``jobs`` processes, each with the threads that it gets.
+
+    None where one process will do: nothing to share, one thread, or another ``device`` than the
+    CPU.
+    """
+    threads = torch.get_num_threads()
+    jobs = min(jobs, len(items), threads) if device == "cpu" else 1
+    return [(items[index::jobs], threads // jobs) for index in range(jobs)] if jobs > 1 else []
+
+
+def failure(codes: Sequence[int | None], jobs: int) -> str:
+    """What to say of processes that failed with these exit codes."""
+    told = ", ".join(map(str, codes))
+    return f"{len(codes)} of {jobs} processes failed (exit code {told}); going on in one"
 
 
 def run_shares(
@@ -38,6 +58,8 @@ def run_shares(
     Args:
         work: importable by name, as its arguments are picklable.
     """
+    if not shares:
+        return []
     context = multiprocessing.get_context("spawn")
     said: Queue[tuple[int, Any]] = context.Queue()
     processes = [
